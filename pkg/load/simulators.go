@@ -79,8 +79,8 @@ func (l *Simulators) countArrivals(ctx context.Context, settle bool) (arrivalCou
 	return c, nil
 }
 
-// readArrivals reads the arrivals after the cursor since. It moves l.cursor behind the last of
-// these arrivals.
+// readArrivals reads the arrivals after a position, given by the parameter since. Then it sets
+// l.cursor to the position after the last of them, so that the next call reads only newer arrivals.
 func (l *Simulators) readArrivals(ctx context.Context, since string) ([]simulator.Arrival, error) {
 	ctx, stop := context.WithTimeout(ctx, callTimeout)
 	defer stop()
@@ -114,7 +114,7 @@ func (l *Simulators) Callback(ctx context.Context) (string, error) {
 
 func (l *Simulators) sinceQuery() string { return fmt.Sprintf("?since_ms=%d", l.began.UnixMilli()) }
 
-// eachCall calls f with each trigger call that the receiver accepted, in order.
+// eachCall calls the function f with each trigger call that the receiver accepted, in order.
 func (l *Simulators) eachCall(ctx context.Context, f func(id string, at time.Time)) error {
 	return l.eachLine(ctx, "/callbacks/dump"+l.sinceQuery(), func(line []byte) error {
 		var c simulator.Call
@@ -128,10 +128,11 @@ func (l *Simulators) eachCall(ctx context.Context, f func(id string, at time.Tim
 	})
 }
 
-// Call makes one call of the control API. It sends in as JSON, or unchanged if in is an io.Reader,
-// and decodes the answer into out. in and out may be nil. The kind of the error is
-// notify.KindUnavailable if there is no answer, KindInvalid for an answer 400, KindNotFound for
-// 404, and KindInternal otherwise.
+// Call makes one call of the control API. The parameter in is the body of the call: an io.Reader is
+// sent unchanged, and any other value as JSON. Call decodes the answer into the variable to which
+// out points. If in is nil, the call has no body; if out is nil, the answer is not decoded. The
+// kind of the error is notify.KindUnavailable if there is no answer, KindInvalid for an answer 400,
+// KindNotFound for 404, and KindInternal otherwise.
 func (l *Simulators) Call(ctx context.Context, method, path string, in, out any) error {
 	var body io.Reader = http.NoBody
 	if r, ok := in.(io.Reader); ok {
@@ -211,7 +212,7 @@ func (l *Simulators) do(ctx context.Context, method, path string, body io.Reader
 	return nil, &notify.Error{Kind: kind, Code: e.Code, Field: e.Field, Msg: e.Message}
 }
 
-// eachLine calls f with each line of an NDJSON answer.
+// eachLine calls the function f with each line of an NDJSON answer.
 func (l *Simulators) eachLine(ctx context.Context, path string, f func([]byte) error) error {
 	resp, err := l.do(ctx, http.MethodGet, path, nil)
 	if err != nil {

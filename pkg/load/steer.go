@@ -13,7 +13,8 @@ import (
 // steer holds the changes that a user made to the arrivals of a run: pauses, and changes of the
 // pace. It has a clock, which the schedules follow instead of the time of the run. The clock stops
 // while the run is paused, and runs faster or slower if the pace changes. A request that has become
-// due stays due. A request that is not due when its phase ends is not sent.
+// due stays due, even if the run is then paused. A request that is not due when its phase ends is
+// not sent.
 type steer struct {
 	mu            sync.Mutex      // guards the fields below, except wasChanged
 	paceChanges   []SteerChange   // never empty; the first entry has At 0 and Pace 1
@@ -50,8 +51,9 @@ func newSteer() *steer {
 	return &steer{paceChanges: []SteerChange{{0, 1}}, clockAtChange: []time.Duration{0}, pace: 1, changed: make(chan struct{})}
 }
 
-// setPace changes the pace at the run time moment, or at the last change if that is later. It returns
-// the old and the new pace. These results are 0 while the run is paused.
+// setPace changes the pace. The parameter moment is the run time of the change; if the last change
+// was later, the new change happens at the same time as the last one. setPace returns the old and
+// the new pace. The pace of a paused run is 0.
 func (s *steer) setPace(moment time.Duration, paused bool, pace float64) (oldPace, newPace float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -72,8 +74,8 @@ func (s *steer) setPace(moment time.Duration, paused bool, pace float64) (oldPac
 	return oldPace, newPace
 }
 
-// clockAt returns the time of steer's clock when the time t has passed since the run's start. The
-// caller holds mu.
+// clockAt returns what the clock of s shows when the time t has passed since the run's start. The
+// caller holds s.mu.
 func (s *steer) clockAt(t time.Duration) time.Duration {
 	i := len(s.paceChanges) - 1
 	for i > 0 && s.paceChanges[i].At > t {
@@ -82,9 +84,9 @@ func (s *steer) clockAt(t time.Duration) time.Duration {
 	return s.clockAtChange[i] + time.Duration(float64(t-s.paceChanges[i].At)*s.paceChanges[i].Pace)
 }
 
-// runTimeOf returns the run time that passes after begin until steer's clock has advanced by c. It
-// returns never if the clock is stopped before that. The channel changed is closed at the next
-// change of the pace; then the caller must call runTimeOf again.
+// runTimeOf returns how much run time passes from the run time begin until the clock of s has
+// advanced by c. If the clock stops before that, it returns the constant never. The channel changed
+// is closed at the next change of the pace; then the caller must call runTimeOf again.
 func (s *steer) runTimeOf(begin, c time.Duration) (t time.Duration, changed <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -96,9 +98,9 @@ func (s *steer) runTimeOf(begin, c time.Duration) (t time.Duration, changed <-ch
 	for i > 0 && s.clockAtChange[i] > c {
 		i--
 	}
-	// The clock may have been stopped at c for a while. Normally the request became due when the
-	// clock stopped. But if the clock was already stopped at begin, it became due when the clock
-	// started again.
+	// The clock may have stood still at the time c for a while. Normally the request became due
+	// when the clock stopped. But if the clock already stood still at the run time begin, the
+	// request became due when the clock started again.
 	first := 0
 	for first+1 < len(s.paceChanges) && s.paceChanges[first+1].At <= begin {
 		first++
@@ -120,7 +122,7 @@ func (s *steer) runTimeOf(begin, c time.Duration) (t time.Duration, changed <-ch
 	return max(b.At+time.Duration(d)-begin, 0), s.changed
 }
 
-// clockBetween returns how far the clock advanced in the time t after begin.
+// clockBetween returns how far the clock advances in the time t after the run time begin.
 func (s *steer) clockBetween(begin, t time.Duration) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -173,10 +175,12 @@ func steeredText(changes []SteerChange, length time.Duration) string {
 // agent can be steered, because its controller steers all agents together.
 func (r *Run) Steerable() bool { return r.steer != nil }
 
-// Pause stops the arrivals if paused is true, and lets them continue otherwise. While the run is
-// paused, no message becomes due. Messages that are already due are still sent, and phases end when
-// planned. After the first change the verdict is Inconclusive. At the end, thresholds then have no
-// value, except thresholds that hold at any rate, such as lost == 0. Any goroutine may call Pause.
+// Pause stops the arrivals if its parameter is true, and lets them continue if it is false. While
+// the run is paused, no message becomes due. Messages that are already due are still sent, and
+// phases end when planned. After the first change the run does not measure the planned rate any
+// more, so its verdict is Inconclusive. Its thresholds then have no value at the end, except
+// thresholds about guarantees that hold at any rate, such as "lost == 0". Any goroutine may call
+// Pause.
 func (r *Run) Pause(paused bool) {
 	if r.steer == nil {
 		return
@@ -185,9 +189,9 @@ func (r *Run) Pause(paused bool) {
 	r.steerTo(paused, st.Pace)
 }
 
-// Pace multiplies the rate of all steps by factor. The rate stays between 0.01 times and 100 times
-// the rate of the scenario. Steps without a rate do not change. The verdict and the thresholds
-// change as with Pause. Any goroutine may call Pace.
+// Pace multiplies the rate of all steps by the given factor. The rate stays between 0.01 times and
+// 100 times the rate of the scenario. Steps without a rate do not change. The verdict and the
+// thresholds change as with Pause. Any goroutine may call Pace.
 func (r *Run) Pace(factor float64) {
 	if r.steer == nil || !(factor > 0) {
 		return
@@ -246,7 +250,8 @@ func (s *stepRun) pastDueOf(g int64) time.Duration {
 	return s.sched.dueTime(g)
 }
 
-// countDue returns how many requests of the phase are due when t has passed since the step began.
+// countDue returns how many requests of the phase are due when the time t has passed since the step
+// began.
 func (s *stepRun) countDue(t time.Duration) int64 {
 	if s.run.steer != nil {
 		if s.length != never {

@@ -11,8 +11,8 @@ import (
 )
 
 // stepRun is one step of one phase during a run. The goroutines of its workers use it. The fields
-// up to recs do not change while the step sends. The fields from next to bulkTurn are safe for
-// concurrent use. The other fields belong to the coordinator.
+// in the first block do not change while the step sends. The fields in the second block are safe
+// for concurrent use. The fields in the third block belong to the coordinator.
 type stepRun struct {
 	*Step
 	phase  *PhaseSpec
@@ -24,8 +24,9 @@ type stepRun struct {
 	// sent requests of this step.
 	firstRequest    int64
 	plannedRequests int64 // number of requests planned for this phase, of all segments together
-	// mostRequests is how many requests the step may send if the run is steered. It is like
-	// plannedRequests, but without the limit by the end of the phase.
+	// mostRequests is how many requests the step may send if the run is steered. It is computed
+	// like plannedRequests, but also counts the requests that are due only after the end of the
+	// phase, because a higher pace makes them due earlier.
 	mostRequests int64
 	sized        *traceSizes // sizes of the requests of a trace; nil: each request has Size messages
 	length       time.Duration
@@ -48,9 +49,9 @@ type stepRun struct {
 
 const maxRecorders = 8
 
-// newStepRun compiles a step. The parameter first is the number of its first request. newStepRun
-// returns an error of notify.KindInvalid if the arrival of the step is wrong, for example if a trace
-// cannot be read.
+// newStepRun prepares a step for sending. The parameter first is the number of its first request.
+// newStepRun returns an error of notify.KindInvalid if the arrival of the step is wrong, for
+// example if a trace cannot be read.
 func newStepRun(r *Run, p *PhaseSpec, st *Step, d *data, first int64) (*stepRun, error) {
 	s := &stepRun{Step: st, phase: p, run: r, data: d, firstRequest: first, length: p.Duration.of() - st.Start.of(), plannedRequests: math.MaxInt64, mostRequests: math.MaxInt64}
 	if p.Duration == 0 {
@@ -99,8 +100,8 @@ func newStepRun(r *Run, p *PhaseSpec, st *Step, d *data, first int64) (*stepRun,
 	return s, nil
 }
 
-// global converts the number of a request in the segment, l, to its number in the phase. Both numbers
-// start at 0.
+// global returns the number that a request has in the whole phase. The parameter l is the number of
+// the request in the segment. Both numbers start at 0.
 func (s Segment) global(l int64) int64 { return l*int64(s.N) + int64(s.I-1) }
 
 // local returns how many of the first g requests of the phase belong to the segment.
@@ -150,7 +151,7 @@ func (s *stepRun) messagesOf(seg Segment, g int64) int64 {
 	return n
 }
 
-// intended returns how many messages are due at the run time now.
+// intended returns how many messages are due at the given run time.
 func (s *stepRun) intended(now time.Duration) int64 {
 	begin := s.begin.Load()
 	if begin < 0 {
@@ -163,9 +164,9 @@ func (s *stepRun) intended(now time.Duration) int64 {
 }
 
 // send runs the workers of the step until the step ends. Requests that are due before the end of
-// the phase may be sent late, until the time that overrun returns. After that they are not sent,
-// and count as intended and not sent. If agents send the load, send starts no workers and only
-// waits until the channel sent is closed.
+// the phase may be sent late, until the time that the method overrun returns. After that time they
+// are not sent any more, and count as intended but not sent. If agents send the load, this process
+// starts no workers: it only waits until the channel, the parameter sent, is closed.
 func (s *stepRun) send(ctx context.Context, began time.Time, sent <-chan struct{}) {
 	start := began.Add(s.Start.of())
 	if !waitUntil(ctx, start) {
@@ -238,8 +239,8 @@ func (s *stepRun) worker(ctx context.Context, w int64, rec *recorder, start time
 	}
 }
 
-// sendRequest sends a request and records the result in smp. It repeats a failed request if
-// Config.Keys is set. The caller has set intended, taken and waited in smp.
+// sendRequest sends a request and records the result in the sample smp. It repeats a failed request
+// if Config.Keys is set. The caller has set the fields intended, taken and waited of the sample.
 func (s *stepRun) sendRequest(ctx context.Context, rec *recorder, req *Request, start time.Time, smp *sample) {
 	sent := time.Since(start)
 	ack, err := s.run.sendAttempt(s.target, req)
@@ -270,14 +271,14 @@ const maxBulk = 8192
 
 // bulkWorker is the worker for single messages to the null sink. It wakes once per slot of about a
 // millisecond, which is the resolution of timers. Then it reserves all messages that are due, makes
-// each body, and records the times of each message. It does not sleep until each due time, but
-// computes it.
+// each body, and records the times of each message. It computes the due time of each message
+// instead of sleeping until then.
 //
-// Only the worker that holds bulkTurn waits for messages and reserves them. If it could reserve all
-// due messages, it keeps bulkTurn for the next slot, so that the other workers sleep. Without this
-// rule all 64 workers woke for every slot, but only one of them found messages; this cost 4% of a
-// rate of 5M/s. If it could not reserve all due messages, it releases bulkTurn before it sends, so
-// that another worker can reserve the rest.
+// Only the worker that holds the semaphore bulkTurn waits for messages and reserves them. If it
+// could reserve all due messages, it keeps bulkTurn for the next slot, so that the other workers
+// sleep. Without this rule all 64 workers woke for every slot, but only one of them found messages;
+// this cost 4% of a rate of 5M/s. If it could not reserve all due messages, it releases bulkTurn
+// before it sends, so that another worker can reserve the rest.
 func (s *stepRun) bulkWorker(ctx context.Context, rec *recorder, start time.Time) {
 	body := make([]byte, 0, 4096)
 	for mine := false; ; {
@@ -299,9 +300,10 @@ func (s *stepRun) bulkWorker(ctx context.Context, rec *recorder, start time.Time
 	}
 }
 
-// takeDue waits until messages of the segment are due, and reserves them. Their numbers begin with
-// from and are below to. If the step has no more messages, it returns from == to. The caller holds
-// bulkTurn.
+// takeDue waits until messages of the segment are due, and reserves them. It returns the range of
+// their numbers: the result from is the first number, and the result to is the number after the
+// last. The range is empty if the step has no more messages or if ctx has ended. The caller holds
+// the semaphore bulkTurn.
 func (s *stepRun) takeDue(ctx context.Context, start time.Time) (from, to int64) {
 	from = s.next.Load()
 	limit := s.local(min(s.requestLimit(), math.MaxInt64/2))

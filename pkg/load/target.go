@@ -36,13 +36,13 @@ type Request struct {
 	data *data
 }
 
-// Ack holds the contents of a good answer.
+// Ack holds the contents of an answer that is not an error.
 type Ack struct {
 	Request  int64
 	Accepted int
 	Rejected int
 	// Base and Count are set for a fan-out. Count is the number of its receivers. For any other
-	// request IDs holds the accepted ids, if WantIDs was true.
+	// request, the field IDs holds the accepted ids, if Request.WantIDs was true.
 	Base  notify.Base
 	Count int
 	IDs   []string

@@ -15,17 +15,17 @@ import (
 //	metric{tag=value,...}[window].stat  op  number, length of time, percentage
 //	                                    op  factor * metric{...}[window].stat
 //
-// Metrics of times are lag, service, response, end_to_end and lateness. Their stats are p50, p90,
-// p99, p99.9, p99.99, min, mean, max and count. The other metrics are numbers and have no stat.
-// Tags are step, phase, channel, category and target. A condition with a window is judged once a
-// second over the time of the window, and must hold each time. A condition without a window is
-// judged over the run so far. Warm-up phases count only if a tag names them.
+// The metrics lag, service, response, end_to_end and lateness are times. For them, the stat is one
+// of p50, p90, p99, p99.9, p99.99, min, mean, max and count. The other metrics are numbers and have
+// no stat. The tags are step, phase, channel, category and target. A condition with a window is
+// judged once a second over the time of the window, and must hold each time. A condition without a
+// window is judged over the run so far. Warm-up phases count only if a tag names them.
 type Condition struct {
 	Expr  string
 	left  metric
 	op    string
-	value float64 // ns for times
-	times float64 // factor on right
+	value float64 // right side without a metric; in ns if the left metric is a time
+	times float64 // factor before the right metric
 	right *metric
 }
 
@@ -211,9 +211,10 @@ type metricSource interface {
 	value(m *metric, final bool) (v float64, known bool)
 }
 
-// judge returns the value v of the left metric, whether the value is known, and in ok whether the
-// condition holds. If the value is not known, ok is true during the run (final is false) and false
-// at the end. Metrics that are known only at the end are not known during the run.
+// judge returns the value v of the left metric, whether this value is known, and whether the
+// condition holds (the result ok). The parameter final is true at the end of the run. A condition
+// whose value is not known holds during the run, and does not hold at the end. During the run, a
+// metric that gets its value only at the end is not known.
 func (c *Condition) judge(f metricSource, final bool) (v float64, known, ok bool) {
 	if !final && (c.left.knownAtEnd() || c.right != nil && c.right.knownAtEnd()) {
 		return 0, false, true
@@ -252,7 +253,8 @@ func newWatched(ts []Threshold) ([]*watchedThreshold, error) {
 	return out, nil
 }
 
-// update judges the threshold at the run time elapsed. It reports whether state.OK changed.
+// update judges the threshold at the given run time. It reports whether this has changed
+// w.state.OK.
 func (w *watchedThreshold) update(f metricSource, elapsed time.Duration, final bool) (changed bool) {
 	if !final && elapsed < w.After.of() {
 		return false

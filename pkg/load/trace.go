@@ -12,10 +12,10 @@ import (
 	"time"
 )
 
-// trace is the schedule of a recorded arrival. Each line of its file is for one request, or for the
-// number of requests in the line. If requests at the same time have different sizes, they have
-// several lines with this time. The requests at one time are spread over the time until the next
-// line, at most over a slot. So due times never decrease.
+// trace is the schedule of a recorded arrival. Each line of its file is for one request, or for
+// several requests if it gives their number. If requests at the same time have different sizes,
+// they have several lines with this time. The requests at one time are spread over the time until
+// the next line, at most over a slot. So due times never decrease.
 type trace struct {
 	begin []time.Duration // time of each line, since the start of the step
 	// before[i] is the number of requests before line i; the last element is the number of all
@@ -35,8 +35,8 @@ const (
 	maxRequests = 1_000_000_000_000
 )
 
-// readTrace reads a trace from a file. It multiplies the number of requests by factor. Its error
-// names the line that is wrong and says why.
+// readTrace reads a trace from a file. It multiplies the number of requests by the given factor.
+// Its error names the line that is wrong and says why.
 func readTrace(file string, slot time.Duration, factor float64) (*trace, error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -57,7 +57,7 @@ func readTrace(file string, slot time.Duration, factor float64) (*trace, error) 
 	return t, lines.Err()
 }
 
-// addLine parses the words of a line and appends the line.
+// addLine parses a line of the file, given as its words, and adds it to the trace.
 func (t *trace) addLine(words []string) error {
 	v, err := strconv.ParseFloat(words[0], 64)
 	n := len(t.begin)
@@ -106,7 +106,7 @@ func (t *trace) addLine(words []string) error {
 	return nil
 }
 
-// requestsBefore returns how many requests the lines before this line have.
+// requestsBefore returns how many requests the lines before the given line have together.
 func (t *trace) requestsBefore(line int) int64 {
 	if t.before == nil {
 		return int64(line)
@@ -175,8 +175,8 @@ func (t *trace) countDue(d time.Duration) int64 {
 	if since >= width {
 		return first + count
 	}
-	// Request r of these lines is due at width*r/count, rounded down. So it is due when the time
-	// since has passed, if r*width < (since+1)*count.
+	// Request r of these lines is due width*r/count after the time of the lines, rounded down. So
+	// it is due at the time d if r*width < (since+1)*count.
 	n, rest := mulDiv(since+1, count, int64(width))
 	if rest > 0 {
 		n++
@@ -212,7 +212,8 @@ func mulDiv(a time.Duration, b, c int64) (q, rest int64) {
 	return int64(quotient), int64(remainder)
 }
 
-// traceSizes holds the sizes of the requests of a trace, for one segment.
+// traceSizes holds the sizes of the requests of a trace. Because each segment of a divided load
+// sends only some of the requests, it also counts the messages of the run's own segment.
 type traceSizes struct {
 	*trace
 	step int // size of requests whose line gives no size
@@ -222,8 +223,9 @@ type traceSizes struct {
 	allBefore     []int64 // messages of all segments before each line
 }
 
-// newSized returns the sizes of a trace for a segment. The function local returns how many of the
-// first g requests belong to the segment.
+// newSized returns the traceSizes of a trace. The parameter step is the size of requests whose line
+// gives no size. The function local returns how many of the first g requests belong to the run's
+// own segment.
 func newSized(t *trace, step int, local func(int64) int64) *traceSizes {
 	s := &traceSizes{trace: t, step: step, segmentBefore: make([]int64, len(t.begin)+1), allBefore: make([]int64, len(t.begin)+1)}
 	for i := range t.begin {
@@ -248,7 +250,8 @@ func (s *traceSizes) seq(g int64) int64 {
 	return s.allBefore[line] + (g-s.requestsBefore(line))*int64(s.sizeOf(line))
 }
 
-// messages returns how many messages the segment has among the first g requests of the phase.
+// messages returns how many messages the run's own segment has among the first g requests of the
+// phase.
 func (s *traceSizes) messages(g int64, local func(int64) int64) int64 {
 	if g >= s.requests() {
 		return s.segmentBefore[len(s.begin)]

@@ -8,7 +8,7 @@ import (
 )
 
 // prepareRequest makes the body of request g and waits until the request is due. It makes the body
-// before the due time. So the time that this takes does not count as time of the server. The result
+// before the due time, so that the time for this does not count as time of the server. The result
 // ok is false if the request must not be sent. The result waited is true if the worker began to
 // wait before the due time.
 func (s *stepRun) prepareRequest(ctx context.Context, req *Request, body *[]byte, start time.Time, g int64) (due time.Duration, waited, ok bool) {
@@ -45,8 +45,8 @@ func (s *stepRun) prepareRequest(ctx context.Context, req *Request, body *[]byte
 	}
 }
 
-// waitWhilePaused waits while the run is paused; closed loops use it. It returns false if the phase
-// or ctx ends before the pause ends.
+// waitWhilePaused waits while the run is paused. Only closed loops need it, because their requests
+// have no due time. It returns false if the phase or ctx ends before the pause ends.
 func (s *stepRun) waitWhilePaused(ctx context.Context, start time.Time) bool {
 	for s.run.steer != nil {
 		st, changed := s.run.steer.state()
@@ -61,8 +61,8 @@ func (s *stepRun) waitWhilePaused(ctx context.Context, start time.Time) bool {
 }
 
 // waitOrChanged returns true if the channel changed is closed before the time d has passed since
-// start. It returns false when d has passed, or when ctx ends. If d is never, only the channel and
-// ctx end the wait.
+// start. It returns false when d has passed, or when ctx ends. If d is the constant never, only the
+// channel and ctx end the wait.
 func waitOrChanged(ctx context.Context, start time.Time, d time.Duration, changed <-chan struct{}) bool {
 	var over <-chan time.Time
 	if d != never {
@@ -84,7 +84,7 @@ func waitOrChanged(ctx context.Context, start time.Time, d time.Duration, change
 }
 
 // waitUntil sleeps until the given moment. It returns false if ctx ends first. If the moment has
-// passed, it returns at once, because a late request is sent and not skipped.
+// already passed, it returns at once, because a late request is still sent.
 func waitUntil(ctx context.Context, moment time.Time) bool {
 	return notify.Sleep(ctx, time.Until(moment))
 }

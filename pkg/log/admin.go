@@ -69,7 +69,7 @@ func (a *Admin) Partitions(ctx context.Context, topics ...string) (map[string]in
 	return out, err
 }
 
-// eachTopic calls fn for each topic that exists.
+// eachTopic calls the function fn for each of the given topics that exists.
 func (a *Admin) eachTopic(ctx context.Context, topics []string, fn func(name string, d *kadm.TopicDetail)) error {
 	details, err := a.adm.ListTopics(ctx, a.cfg.Conn.wireNames(topics)...)
 	if err != nil {
@@ -87,20 +87,22 @@ func (a *Admin) eachTopic(ctx context.Context, topics []string, fn func(name str
 	return nil
 }
 
-// StartOffsets returns the first offset of each partition of topics.
+// StartOffsets returns the first offset of each partition of the given topics.
 func (a *Admin) StartOffsets(ctx context.Context, topics ...string) (map[TopicPartition]int64, error) {
 	listed, err := a.adm.ListStartOffsets(ctx, a.cfg.Conn.wireNames(topics)...)
 	return offsetsOf(&a.cfg.Conn, listed, err)
 }
 
-// EndOffsets returns the end of each partition of topics. The end is the offset of the next record.
+// EndOffsets returns the end of each partition of the given topics. The end is the offset of the
+// next record.
 func (a *Admin) EndOffsets(ctx context.Context, topics ...string) (map[TopicPartition]int64, error) {
 	listed, err := a.adm.ListEndOffsets(ctx, a.cfg.Conn.wireNames(topics)...)
 	return offsetsOf(&a.cfg.Conn, listed, err)
 }
 
-// OffsetsSince returns an offset for each partition: the offset of the first record whose time is not
-// before earliest. If a partition has no such record, the offset is the end of the partition.
+// OffsetsSince returns an offset for each partition of the given topics: the offset of the first
+// record whose time is not before the time earliest. If a partition has no such record, the offset
+// is the end of the partition.
 func (a *Admin) OffsetsSince(ctx context.Context, earliest time.Time, topics ...string) (map[TopicPartition]int64, error) {
 	listed, err := a.adm.ListOffsetsAfterMilli(ctx, earliest.UnixMilli(), a.cfg.Conn.wireNames(topics)...)
 	return offsetsOf(&a.cfg.Conn, listed, err)

@@ -17,8 +17,8 @@ import (
 )
 
 // assignment is one partition of this member, from the assignment of the partition until its loss.
-// The goroutine of the method run calls the handler. The poll loop, or readLocal, queues records.
-// Any goroutine may mark records done.
+// The goroutine of the method run calls the handler. The poll loop queues the records; for the
+// embedded log, the method readLocal does this. Any goroutine may mark records done.
 //
 // A record is first queued, then given to the handler, then done. A crash delivers all queued and
 // given records again. So the client pauses the partition while the number or the size of these
@@ -30,9 +30,9 @@ type assignment struct {
 	ctx     context.Context // ends with the assignment
 	cancel  context.CancelFunc
 	handler PartitionHandler
-	stopped chan struct{} // closed when run has returned
+	stopped chan struct{} // closed when the method run has returned
 
-	localReaders sync.WaitGroup // goroutines of readLocal; run waits for them before it returns
+	localReaders sync.WaitGroup // goroutines of readLocal; the method run waits for them before it returns
 
 	mu           sync.Mutex    // guards the fields below
 	stateChanged chan struct{} // closed and replaced when the queue or another field below changes
@@ -40,7 +40,7 @@ type assignment struct {
 	queue        []*Msg // records not handed to the handler yet
 	handed       int    // number of records handed to the handler and not done
 	records      int    // number of records queued or handed, and not done
-	bytes        int    // size of the records counted by records
+	bytes        int    // size of the records that the field records counts
 	running      bool   // the handler is inside Handle
 	draining     bool   // true: no more records are handed to the handler
 	paused       bool
@@ -68,9 +68,9 @@ func (a *assignment) wakeLocked() {
 	a.stateChanged = make(chan struct{})
 }
 
-// startAt sets the offset at which the assignment starts. start is the committed offset, or the
-// offset that replaces it if the log does not contain it any more. end is the end of the log, read
-// after the partition was assigned.
+// startAt sets the offset at which the assignment starts. This offset, the parameter start, is the
+// committed offset, or another offset if the log does not contain the committed offset any more.
+// The parameter end is the end of the log, read after the partition was assigned.
 func (a *assignment) startAt(start, committed, end int64, rejoin context.CancelCauseFunc) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -95,9 +95,10 @@ func (a *assignment) pushFetched(recs []*kgo.Record, high int64) {
 	a.queueRecords(rs, func(i int) int32 { return recs[i].LeaderEpoch }, high, generation)
 }
 
-// queueRecords queues records in order. epoch returns the leader epoch of record i. generation is the
-// number of calls of startAt when the caller began to read. If startAt was called since then, or if
-// the assignment is draining, queueRecords queues nothing and returns false.
+// queueRecords queues records in order. The function epoch returns the leader epoch of record i.
+// The parameter generation is the value that the field generation had when the caller began to
+// read. If startAt was called since then, or if the assignment is draining, queueRecords queues
+// nothing and returns false.
 func (a *assignment) queueRecords(recs []Record, epoch func(i int) int32, high int64, generation int) bool {
 	slab := make([]Msg, len(recs))
 	msgs := make([]*Msg, len(recs))
@@ -252,9 +253,10 @@ func (a *assignment) callHandler(batch []*Msg) (err error) {
 	return a.handler.Handle(a.ctx, batch)
 }
 
-// retryBatch delivers the records of a failed batch again, except the done ones, until the handler
-// accepts them. After a backoff it delivers one record at a time, so that a record that makes the
-// handler fail does not block the others. When the partition is draining, retryBatch stops.
+// retryBatch delivers the records of a failed batch again until the handler accepts them, except
+// the records that are already done. After a backoff it delivers one record at a time, so that a
+// record that makes the handler fail does not block the others. When the partition is draining,
+// retryBatch stops.
 func (a *assignment) retryBatch(todo []*Msg, cause error) {
 	causes := make(map[*Msg]error, 1)
 	for wait := a.g.cfg.RetryBackoff; len(todo) > 0; wait = min(2*wait, 5*time.Second) {
@@ -314,7 +316,7 @@ func (a *assignment) retryOne(one []*Msg, cause error) error {
 	return a.callHandler(one)
 }
 
-// waitUnlessDraining waits for d. It returns false as soon as the partition is draining.
+// waitUnlessDraining waits for the time d. It returns false as soon as the partition is draining.
 func (a *assignment) waitUnlessDraining(d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -335,8 +337,8 @@ func (a *assignment) waitUnlessDraining(d time.Duration) bool {
 	}
 }
 
-// abandonRecords subtracts records that the handler will not process from the count handed, so that a
-// drain does not wait for them.
+// abandonRecords is called with records that the handler will not process. It subtracts them from
+// the field handed, so that a drain does not wait for them.
 func (a *assignment) abandonRecords(msgs []*Msg) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -414,8 +416,8 @@ func (a *assignment) markCommitted(at int64) {
 	a.committed = max(a.committed, at)
 }
 
-// fromKgo converts a record of the client library franz-go. topic is the name of the topic without
-// Conn.Prefix.
+// fromKgo converts a record of the client library franz-go. The parameter topic is the name of the
+// topic without Conn.Prefix.
 func fromKgo(topic string, r *kgo.Record) Record {
 	rec := Record{Topic: topic, Partition: r.Partition, Offset: r.Offset, Key: r.Key, Value: r.Value, Time: r.Timestamp}
 	if len(r.Headers) > 0 {

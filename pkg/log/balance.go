@@ -90,9 +90,9 @@ const profileClasses = 36
 // assignPartitions returns the index of the owner of each of n partitions. The numbers of
 // partitions of any two owners differ by at most 1. A partition goes to the owner with the highest
 // score for it (rendezvous hashing) that may still get a partition. Partitions whose users are in
-// the same profile parts of the store have the same scores, so an owner reads few parts. counts
-// holds the earlier, smaller numbers of partitions of the topic. Partitions that existed at such a
-// number keep their owners.
+// the same profile parts of the store have the same scores, so an owner reads few parts. The
+// parameter counts holds the earlier, smaller numbers of partitions of the topic. A partition that
+// existed when the topic had such a number keeps its owner.
 func assignPartitions(owners []string, n int, counts []int) []int {
 	has, out := make([]int, len(owners)), make([]int, 0, n)
 	earlier, _ := slices.BinarySearch(counts, n)
@@ -136,8 +136,8 @@ func assignPartitions(owners []string, n int, counts []int) []int {
 	return out
 }
 
-// ownerScore returns a hash of an owner and a class of partitions. It ignores the member id in the
-// owner.
+// ownerScore returns the score of an owner for a class of partitions, which is a hash of both. It
+// ignores the member id that Balance adds to the owner.
 func ownerScore(owner string, class int) uint64 {
 	h := fnv.New64a()
 	for i := range len(owner) {

@@ -91,8 +91,8 @@ func (a *Admin) Describe(ctx context.Context, topics ...string) (Cluster, error)
 // offsetRetention is the name of the brokers' setting that determines Cluster.OffsetsKept.
 const offsetRetention = "offsets.retention.minutes"
 
-// offsetsKept returns the value of Cluster.OffsetsKept. It returns 0 if we are not allowed to read the
-// brokers' settings.
+// offsetsKept returns the value of Cluster.OffsetsKept for these brokers. It returns 0 if we are
+// not allowed to read the brokers' settings.
 func (a *Admin) offsetsKept(ctx context.Context, brokers []Broker) (least time.Duration) {
 	ids := make([]int32, len(brokers))
 	for i := range brokers {
@@ -173,10 +173,10 @@ type Finding struct {
 	Repair string // what to do; empty: no advice
 }
 
-// Check compares the cluster with the wanted topics and returns the differences. want holds the
-// wanted number of partitions of each topic. The wanted settings are those that cfg gives to new
-// topics. Check sends nothing to the brokers. Findings about the whole cluster come first; findings
-// about topics follow, sorted by topic.
+// Check compares the cluster with the wanted topics and returns the differences. The parameter want
+// holds the wanted number of partitions of each topic. The wanted settings are those that an Admin
+// with the configuration cfg gives to new topics. Check sends nothing to the brokers. Findings
+// about the whole cluster come first; findings about topics follow, sorted by topic.
 func (c *Cluster) Check(cfg AdminConfig, want map[string]int) []Finding {
 	cfg.MaxRecordBytes = cmp.Or(cfg.MaxRecordBytes, maxRecordBytes)
 	var out []Finding
@@ -222,7 +222,8 @@ func (c *Cluster) Check(cfg AdminConfig, want map[string]int) []Finding {
 	return out
 }
 
-// check compares the topic's settings with the settings in cfg.
+// check compares the topic's settings with those that cfg gives to a new topic. It calls the
+// function add for each difference.
 func (t *Topic) check(cfg AdminConfig, add func(topic string, wrong bool, repair, format string, args ...any)) {
 	if len(t.Settings) == 0 {
 		add(t.Name, false, "Allow notifyd's user to describe the configs of topics (DescribeConfigs).", "the topic's settings cannot be read")

@@ -34,7 +34,7 @@ type direct struct {
 	linger        time.Duration
 	timeout       time.Duration
 	maxBatch      int // maximum size of a batch, bytes
-	maxWaiting    int // limit of the waiting bytes; if it is reached, append fails
+	maxWaiting    int // limit of the bytes that wait; if it is reached, the method append fails
 	appended      func(tp TopicPartition, next int64)
 
 	roundFull chan struct{} // tells the sender that a round is full
@@ -106,10 +106,10 @@ func (d *direct) accepts(recs []Record) bool {
 	return true
 }
 
-// append writes recs and waits until the broker has acknowledged all records. accepts(recs) must be
-// true. If ctx or turn ends first, append returns an error. ctx and turn are two contexts because
-// joining them to one took 1% of the time of a single request. append keeps no reference to recs
-// after it returns, also after an error.
+// append writes the records and waits until the broker has acknowledged all of them. The method
+// accepts must be true for them. If one of the contexts ctx and turn ends first, append returns an
+// error. They are two contexts because joining them to one took 1% of the time of a single request.
+// append keeps no reference to recs after it returns, also after an error.
 func (d *direct) append(ctx, turn context.Context, recs []Record) error {
 	var few [2]*roundResult
 	results, err := d.addToRounds(few[:0], recs)
@@ -182,9 +182,9 @@ func (d *direct) startRoundLocked(now time.Time) {
 	d.filling = r
 }
 
-// addRecords adds recs in order. It stops when a batch would have more than maxBytes bytes. It returns
-// the number of records and of bytes that it added. A record without a time gets the time ms, in ms
-// since 1970.
+// addRecords adds recs in order. It stops when a batch would have more than maxBytes bytes. It
+// returns how many records and how many bytes it added. A record without a time gets the time in
+// the parameter ms, in ms since 1970.
 func (r *round) addRecords(recs []Record, ms int64, maxBytes int) (n, bytes int) {
 	var t *topicBatches
 	for i := range recs {
@@ -222,8 +222,7 @@ func (r *round) topic(name string) *topicBatches {
 	return &r.topics[len(r.topics)-1]
 }
 
-// run sends rounds until no round is left, and then returns. addToRounds starts it again in a new
-// goroutine.
+// run sends rounds until no round is left. addToRounds starts it again in a new goroutine.
 func (d *direct) run() {
 	for {
 		r := d.nextRound()
@@ -241,8 +240,8 @@ func (d *direct) run() {
 	}
 }
 
-// nextRound waits until a round is full, or until the filling round is older than linger. It
-// removes that round from d. It returns nil if there is no round.
+// nextRound waits until a round is full, or until the filling round is older than d.linger. It
+// removes that round from d and returns it. If there is no round, it returns nil.
 func (d *direct) nextRound() *round {
 	for {
 		d.mu.Lock()
@@ -312,7 +311,8 @@ func (d *direct) sendRound(r *round) error {
 	return d.sendRequest(r, batches)
 }
 
-// sendRequest sends the request of a round. batches is the number of batches in the request.
+// sendRequest sends the request of a round. The parameter batches is the number of batches in the
+// request.
 func (d *direct) sendRequest(r *round, batches int) error {
 	ctx, stop := context.WithTimeout(context.Background(), d.timeout)
 	defer stop()
@@ -327,8 +327,8 @@ func (d *direct) sendRequest(r *round, batches int) error {
 	return r.checkResponse(resp, batches, d.appended)
 }
 
-// checkResponse returns an error unless resp acknowledges all batches of the request. It calls appended
-// for each acknowledged batch.
+// checkResponse returns an error unless resp acknowledges all batches of the request. It calls the
+// function appended, if set, for each acknowledged batch.
 func (r *round) checkResponse(resp *kmsg.ProduceResponse, batches int, appended func(tp TopicPartition, next int64)) (err error) {
 	for i := range resp.Topics {
 		rt := &resp.Topics[i]
@@ -354,7 +354,8 @@ func (r *round) checkResponse(resp *kmsg.ProduceResponse, batches int, appended 
 	return err
 }
 
-// reset empties a round for reuse. It returns the size of the buffers that the round keeps, in bytes.
+// reset empties a round, so that it can be filled again. It returns the size of the buffers that
+// the round keeps, in bytes.
 func (r *round) reset() (kept int) {
 	for i := range r.topics {
 		for p := range r.topics[i].parts {
@@ -367,7 +368,7 @@ func (r *round) reset() (kept int) {
 	return kept
 }
 
-// close makes the waiting rounds fail and waits until run has returned.
+// close makes the waiting rounds fail and waits until the goroutine of run has ended.
 func (d *direct) close() {
 	d.mu.Lock()
 	d.closed = true

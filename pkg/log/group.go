@@ -19,13 +19,13 @@ type Group struct {
 	cfg     GroupConfig
 	handler Handler
 
-	mu       sync.Mutex // guards assigned and commits
+	mu       sync.Mutex // guards the fields assigned and commits
 	assigned map[TopicPartition]*assignment
 	commits  commitCounts
 
-	// committing holds a token while a goroutine reads the low-water marks and commits them. A
-	// revocation takes the token before it removes its partitions. So this member never commits
-	// after the next owner of a partition has committed; such a late commit would lower the
+	// The channel committing holds a token while a goroutine reads the low-water marks and commits
+	// them. A revocation takes the token before it removes its partitions. So this member never
+	// commits after the next owner of a partition has committed; such a late commit would lower the
 	// committed offset.
 	committing chan struct{}
 }
@@ -122,8 +122,8 @@ func (g *Group) runSession(ctx context.Context) error {
 	return err
 }
 
-// counts returns the earlier and the present numbers of partitions of a topic. wire is the name of
-// the topic at the brokers, with Conn.Prefix.
+// counts returns the earlier and the present numbers of partitions of a topic. The parameter wire
+// is the name of the topic at the brokers, with Conn.Prefix.
 func (g *Group) counts(wire string) []int {
 	if g.cfg.Counts == nil {
 		return nil

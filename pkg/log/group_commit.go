@@ -41,7 +41,7 @@ func (g *Group) commitEvery(ctx context.Context, cl *kgo.Client) {
 
 // commit commits the low-water marks that have moved. It commits a low-water mark only if it is
 // above the committed offset, so committed offsets only grow (except after a reset, see
-// checkPositions). The caller must hold the token of committing.
+// checkPositions). The caller must hold the token of the channel g.committing.
 func (g *Group) commit(ctx context.Context, cl *kgo.Client, assignments []*assignment) {
 	moved := make(map[TopicPartition]*assignment, len(assignments))
 	offsets := make(map[TopicPartition]kgo.EpochOffset, len(assignments))
@@ -87,7 +87,7 @@ func (g *Group) commit(ctx context.Context, cl *kgo.Client, assignments []*assig
 }
 
 // checkPositions checks the committed offsets, which a rebalance has just read, against the log. If
-// the log does not contain an offset, checkPositions replaces it in positions and calls
+// the log does not contain an offset, checkPositions replaces it by another position and calls
 // Events.Reset. The client reads records only after checkPositions has returned the positions.
 func (g *Group) checkPositions(ctx context.Context, positions map[string]map[int32]kgo.Offset, end context.CancelCauseFunc) (map[string]map[int32]kgo.Offset, error) {
 	topics := make([]string, 0, len(positions))
@@ -153,7 +153,7 @@ type PartitionStats struct {
 	Next      int64 // offset after the last record read
 	HighWater int64 // end of the log, as known at the last read; -1: unknown
 	InFlight  int   // number of records read and not done
-	Bytes     int   // size of the records counted by InFlight
+	Bytes     int   // size of the records that InFlight counts
 	Paused    bool
 	Held      error // error for which the partition has stopped until this member loses it; nil: it has not stopped
 }

@@ -14,8 +14,8 @@ import (
 
 // membership keeps the last heartbeat of this member that the broker answered. If the broker gets
 // no heartbeat from a member for the session timeout, it gives the member's partitions to other
-// members. So after each answered heartbeat, counted from when it was sent, a member certainly owns
-// its partitions for the session timeout.
+// members. So if a heartbeat was answered, the member certainly owns its partitions for the session
+// timeout after it sent the heartbeat.
 type membership struct {
 	limit time.Duration // somewhat shorter than the session timeout, because clocks drift
 	last  atomic.Pointer[confirmation]
@@ -41,7 +41,7 @@ func newMembership(session time.Duration) *membership {
 	return m
 }
 
-// provesOwnership returns true if no other member can own the partitions at the time now. It
+// provesOwnership returns true if no other member can own the partitions at the given time. It
 // measures the elapsed time with both clocks and uses the longer time: the monotonic clock may stop
 // while the machine is suspended, and the wall clock may be set back.
 func (c *confirmation) provesOwnership(limit time.Duration, now time.Time) bool {
@@ -83,8 +83,9 @@ func AwaitOwnership(ctx context.Context) error {
 	return ctx.Err() // checked last: if ctx has not ended now, it had not ended while provesOwnership ran
 }
 
-// confirmEvery sends heartbeats to the group's coordinator until ctx ends, and records the answers in
-// m. The client also sends heartbeats, but it does not report their results.
+// confirmEvery sends heartbeats to the group's coordinator until ctx ends, and notes in m when it
+// sent the last heartbeat that was answered. The client also sends heartbeats, but it does not
+// report their results.
 func (g *Group) confirmEvery(ctx context.Context, cl *kgo.Client, m *membership) {
 	every := min(time.Second, g.cfg.SessionTimeout/4)
 	for {

@@ -38,7 +38,7 @@ type Fetched struct {
 
 // readLocal reads the records of the partition from Local instead of fetching them from the broker.
 // It returns when the partition is being drained, was lost or is read again from another offset,
-// and after notify.KindGone. It runs in its own goroutine, which localReaders counts.
+// and after notify.KindGone. It runs in its own goroutine, which the field localReaders counts.
 func (a *assignment) readLocal(local Local, at int64, generation int, rejoin context.CancelCauseFunc) {
 	defer a.localReaders.Done()
 	for wait := a.g.cfg.RetryBackoff; ; {
@@ -62,9 +62,9 @@ func (a *assignment) readLocal(local Local, at int64, generation int, rejoin con
 	}
 }
 
-// readLocalFrom reads records, beginning at offset. It returns the offset after the last record
-// that it queued. The error is nil if the partition is being drained, was lost or is read again
-// from another offset.
+// readLocalFrom reads records, beginning at the given offset. It returns the offset after the last
+// record that it queued. The error is nil if the partition is being drained, was lost or is read
+// again from another offset.
 func (a *assignment) readLocalFrom(local Local, offset int64, generation int) (next int64, err error) {
 	tail, err := local.Open(a.tp, offset)
 	if err != nil {
@@ -102,19 +102,19 @@ func (a *assignment) waitForRoom() bool {
 	}
 }
 
-// runLocal is Run for a connection with Conn.Local. The map starts contains the first offset to
-// read of each partition.
+// runLocal is Run for a connection with Conn.Local. The map starts holds the offset at which each
+// partition begins to be read.
 func (r *Reader) runLocal(ctx context.Context, starts map[TopicPartition]int64, fn func(tp TopicPartition, recs []Record) error) error {
 	g, ctx := errgroup.WithContext(ctx)
-	var one sync.Mutex // held during fn, so that calls of fn do not overlap
+	var one sync.Mutex // held during a call of fn, so that calls do not overlap
 	for tp, at := range starts {
 		g.Go(func() error { return r.readPartition(ctx, tp, at, &one, fn) })
 	}
 	return g.Wait()
 }
 
-// readPartition reads the partition tp, beginning at offset, and calls fn with the records. It
-// returns nil when ctx ends.
+// readPartition reads a partition, beginning at the given offset, and calls the function fn with
+// the records. It holds the mutex one during each call. It returns nil when ctx ends.
 func (r *Reader) readPartition(ctx context.Context, tp TopicPartition, offset int64, one *sync.Mutex, fn func(tp TopicPartition, recs []Record) error) error {
 	tail, err := r.conn.Local.Open(tp, offset)
 	if err != nil {

@@ -28,10 +28,10 @@ type msgOwner interface {
 	after(m, next *Msg) (queued bool)
 }
 
-// Done marks the record done: the effects of the record are durable. The record is not delivered
-// again after all earlier records of the partition are done too and the low-water mark is
-// committed. Done may be called from any goroutine, in any order and more than once. After this
-// member has lost the partition, Done has no effect.
+// Done marks the record as done, which means that the effects of the record are durable. The record
+// is not delivered again after all earlier records of the partition are done too and the low-water
+// mark is committed. Done may be called from any goroutine, in any order and more than once. After
+// this member has lost the partition, Done has no effect.
 func (m *Msg) Done() {
 	if !m.done.CompareAndSwap(false, true) {
 		return
@@ -44,9 +44,9 @@ func (m *Msg) Done() {
 // IsDone reports whether Done was called.
 func (m *Msg) IsDone() bool { return m.done.Load() }
 
-// ChainDone marks the message follower done as soon as m is done. If m is done already, ChainDone
-// marks follower done at once. Use ChainDone for a second copy of a record whose first copy is still
-// being processed.
+// ChainDone marks another message, the follower, as done as soon as m is done. If m is already
+// done, ChainDone does this at once. Use ChainDone for a second copy of a record whose first copy
+// is still being processed.
 func (m *Msg) ChainDone(follower *Msg) {
 	if !m.owner.after(m, follower) {
 		follower.Done()
@@ -54,7 +54,7 @@ func (m *Msg) ChainDone(follower *Msg) {
 }
 
 // NewMsg returns a message that belongs to no group. It is for tests of handlers. The first call of
-// Done of the message calls onDone. onDone may be nil.
+// the message's method Done calls the function onDone, which may be nil.
 func NewMsg(r Record, onDone func()) *Msg {
 	return &Msg{Record: r, Attempt: 1, owner: &loneOwner{done: onDone}}
 }

@@ -6,10 +6,10 @@ import "strings"
 // name has the prefix Conn.Prefix, so that two installations can use the same Kafka. Only the functions
 // below convert between product names and wire names.
 
-// wireName returns the wire name of a topic or a group. The wire name is the name at the brokers.
+// wireName returns the wire name of a topic or a group, which is its name at the brokers.
 func (c *Conn) wireName(name string) string { return c.Prefix + name }
 
-// wireNames returns the wire names of topics.
+// wireNames returns the wire names of several topics or groups.
 func (c *Conn) wireNames(names []string) []string {
 	if c.Prefix == "" {
 		return names
@@ -29,7 +29,7 @@ func (c *Conn) fromWire(wire string, partition int32) TopicPartition {
 	return TopicPartition{c.productName(wire), partition}
 }
 
-// nestByTopic converts m into the client library's nested form, with wire names.
+// nestByTopic converts a map by partition into the client library's nested form, with wire names.
 func nestByTopic[V any](c *Conn, m map[TopicPartition]V) map[string]map[int32]V {
 	out := make(map[string]map[int32]V)
 	for tp, v := range m {

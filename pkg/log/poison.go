@@ -39,9 +39,9 @@ type Poisoner struct {
 	Topic string // default notifications-poison
 }
 
-// Poison appends a copy of m, with its origin and the cause, to the poison topic. Then it marks m
-// done. If the append fails, Poison returns the error and does not mark m done. A crash between the
-// two steps leaves two copies with the same origin.
+// Poison appends a copy of the record m, with its origin and the error cause, to the poison topic.
+// Then it marks the record as done. If the append fails, Poison returns an error and does not mark
+// the record as done. A crash between the two steps leaves two copies with the same origin.
 //
 // With the headers of its origin, a record of another producer may be larger than our size limit.
 // Then Poison appends only the beginning of the record (HeaderCut). Otherwise the record would be

@@ -36,8 +36,8 @@ type ProducerConfig struct {
 	// MaxBufferedBytes is the maximum size of all records that wait for the broker. If it is
 	// reached, Append waits, but not longer than AppendTimeout.
 	MaxBufferedBytes int `default:"128MiB" min:"0"`
-	// Appended, if set, is called after records of tp were acknowledged. next is the offset after the
-	// last of these records. Appended must return quickly.
+	// Appended, if set, is called after records of a partition were acknowledged. The parameter
+	// next is the offset after the last of these records. Appended must return quickly.
 	Appended func(tp TopicPartition, next int64)
 	// Brokers says whether the log has one broker or many. Default ManyBrokers.
 	Brokers Brokers
@@ -203,10 +203,10 @@ type call struct {
 	left       atomic.Int64          // number of records that the client has not reported yet
 	err        atomic.Pointer[error] // the first error
 	onRecord   func(*kgo.Record, error)
-	onComplete func([]kgo.Record) // called when the client has reported every record, before done or answer
-	done       func(error)        // called with the result; nil: answer gets the result
-	// answer gets the result of the Append. If Append returned before the result came, the call is
-	// not used again, and the garbage collector frees it.
+	onComplete func([]kgo.Record) // called when the client has reported every record, before the result is passed on
+	done       func(error)        // called with the result; nil: the channel answer gets the result
+	// The channel answer gets the result of the Append. If Append returned before the result came,
+	// the call is not used again, and the garbage collector frees it.
 	answer chan error
 }
 
@@ -219,8 +219,9 @@ func (p *Producer) newCall() *call {
 	return c
 }
 
-// recycle returns c to the pool. It does not clear the records, because the next Append overwrites
-// them. Clearing took 3% of the time of a batch. The pool frees calls that are not used again.
+// recycle returns a call to the pool. It does not clear the records of the call: the next Append
+// overwrites them, and clearing took 3% of the time of a batch. The pool frees calls that are not
+// used again.
 func (p *Producer) recycle(c *call) {
 	c.done = nil
 	if cap(c.recs) <= maxPooledCall {
@@ -315,8 +316,8 @@ func (p *Producer) Append(ctx context.Context, recs []Record) error {
 	}
 }
 
-// appendBoth appends the records of the fast and the bulk path at the same time. It keeps the order
-// within each path.
+// appendBoth appends records that belong partly to the fast path and partly to the bulk path. It
+// uses both paths at the same time and keeps the order within each of them.
 func (p *Producer) appendBoth(ctx context.Context, recs []Record) error {
 	var of [2][]Record
 	for _, r := range recs {
@@ -331,19 +332,20 @@ func (p *Producer) appendBoth(ctx context.Context, recs []Record) error {
 	return cmp.Or(p.Append(ctx, of[0]), <-bulk)
 }
 
-// deadlineContexts returns contexts that end with errTooSlow after the time length, or earlier by
-// at most a sixteenth of length. Calls within the same sixteenth of length share one context.
-// Making a context and a timer for each call took 2% of the time of a single request.
+// deadlineContexts returns contexts with a timeout. The timeout is the field length, or up to a
+// sixteenth less, because all calls within such a sixteenth share one context. A context that has
+// timed out has the cause errTooSlow. Making a context and a timer for each call took 2% of the
+// time of a single request.
 type deadlineContexts struct {
 	length time.Duration
 
 	mu   sync.Mutex
 	ctx  context.Context
 	stop context.CancelFunc // ends ctx; earlier contexts end at their deadlines, because calls may still use them
-	next time.Time          // from this time on, current makes a new context
+	next time.Time          // from this time on, the method current makes a new context
 }
 
-// deadlineShare is the largest number of contexts that are made in the time length.
+// deadlineShare is the largest number of contexts that are made in one timeout.
 const deadlineShare = 16
 
 func (d *deadlineContexts) current() context.Context {
@@ -365,10 +367,10 @@ func (d *deadlineContexts) close() {
 	}
 }
 
-// AppendFunc appends records as Append does, but does not wait for the result. It calls done once with
-// the result. done runs on a goroutine of the client and must not block. AppendFunc waits only while
-// the buffer is full. If ctx has no deadline, AppendTimeout does not apply: a frozen broker is then
-// reported after about two seconds.
+// AppendFunc appends records as Append does, but does not wait for the result. It calls the
+// function done once with the result. This function runs on a goroutine of the client and must not
+// block. AppendFunc waits only while the buffer is full. If ctx has no deadline, AppendTimeout does
+// not apply: a frozen broker is then reported after about two seconds.
 func (p *Producer) AppendFunc(ctx context.Context, recs []Record, done func(error)) {
 	if len(recs) == 0 {
 		done(nil)
@@ -416,8 +418,8 @@ func (p *Producer) checkPartitionsKnown(recs []Record) error {
 	return nil
 }
 
-// produce passes recs to the client library. c ends when the library has reported the result of
-// every record.
+// produce passes records to the client library. The call c ends when the library has reported the
+// result of every record.
 func (p *Producer) produce(ctx context.Context, c *call, recs []Record) {
 	if cap(c.recs) < len(recs) {
 		c.recs = make([]kgo.Record, len(recs))

@@ -23,7 +23,7 @@ import (
 type rawBatch struct {
 	buf           []byte
 	count         int32
-	first, latest int64 // times, ms since 1970
+	first, latest int64 // time of the first record, and latest time of any record, ms since 1970
 }
 
 const (
@@ -35,8 +35,8 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// add appends a record without headers. ms is the record's time in ms since 1970. A nil key means that
-// the record has no key.
+// add appends a record without headers. The parameter ms is the record's time, in ms since 1970. A
+// nil key means that the record has no key.
 func (b *rawBatch) add(key, value []byte, ms int64) {
 	if b.count == 0 {
 		b.buf = append(b.buf[:0], make([]byte, rawHeader)...)

@@ -20,7 +20,7 @@ type Reader struct {
 	conn Conn
 	adm  *kadm.Client
 
-	mu   sync.Mutex  // guards once; held during Fetch, which reads one record at a time
+	mu   sync.Mutex  // guards the field once; held during Fetch, which reads one record at a time
 	once *kgo.Client // client of Fetch; nil before the first Fetch
 }
 
@@ -48,10 +48,11 @@ func (r *Reader) Close() {
 	}
 }
 
-// Run reads partitions. starts holds the first offset to read of each partition. Run calls fn with the
-// records of a partition in order. Calls of fn do not overlap. fn must not write to records, keys or
-// values. Run returns nil when ctx ends, or the error of fn. It never skips records: if the log does
-// not hold the next offset, Run returns notify.KindGone. While brokers are unavailable, Run waits.
+// Run reads partitions. The map starts holds the offset at which each of them begins to be read.
+// Run calls the function fn with the records of a partition in order. Calls of this function do not
+// overlap, and it must not write to records, keys or values. Run returns nil when ctx ends, or the
+// error that the function returned. It never skips records: if the log does not hold the next
+// offset, Run returns notify.KindGone. While brokers are unavailable, Run waits.
 func (r *Reader) Run(ctx context.Context, starts map[TopicPartition]int64, fn func(tp TopicPartition, recs []Record) error) error {
 	if r.conn.Local != nil {
 		return r.runLocal(ctx, starts, fn)
@@ -114,7 +115,8 @@ func readFailure(tp TopicPartition, err error) error {
 	return nil
 }
 
-// HighWater returns the end of each partition of topics. The end is the offset of the next record.
+// HighWater returns the end of each partition of the given topics. The end is the offset of the
+// next record.
 func (r *Reader) HighWater(ctx context.Context, topics ...string) (map[TopicPartition]int64, error) {
 	listed, err := r.adm.ListEndOffsets(ctx, r.conn.wireNames(topics)...)
 	return offsetsOf(&r.conn, listed, err)

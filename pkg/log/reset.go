@@ -39,9 +39,10 @@ func (a *Admin) Members(ctx context.Context, groups ...string) (map[string]int, 
 	return out, nil
 }
 
-// SetCommitted sets the committed offsets of a group for the given partitions. Other partitions keep
-// their offsets. The group must have no members. If it has members, SetCommitted returns KindConflict
-// "cluster_running", and the offsets of some partitions may already be set.
+// SetCommitted sets the committed offsets of a group for the given partitions. Other partitions
+// keep their offsets. The group must have no members. If it has members, SetCommitted returns an
+// error of KindConflict with the code "cluster_running", and the offsets of some partitions may
+// already be set.
 func (a *Admin) SetCommitted(ctx context.Context, group string, offsets map[TopicPartition]int64) error {
 	commit := make(kadm.Offsets)
 	for tp, at := range offsets {

@@ -40,7 +40,8 @@ var defaultPartitions = map[notify.Channel]int{notify.Push: 18, notify.SMS: 12, 
 // a broker's retention does not know which records are unread.
 const keepPoison = 30 * 24 * time.Hour
 
-// settings returns the settings with which a topic is created, except partitions and replicas.
+// settings returns the settings with which a topic is created, except the numbers of partitions and
+// replicas.
 func (c *AdminConfig) settings(topic string) map[string]string {
 	keep := int64(-1)
 	if topic == notify.TopicPoison {
@@ -129,10 +130,10 @@ func (a *Admin) EnsureTopics(ctx context.Context, topics map[string]int) (create
 	return created, nil
 }
 
-// Grow adds partitions to each topic that has fewer than target partitions. It handles the topics in
-// the given order. Then it waits until all partitions have leaders. Grow may be called again, and
-// several processes may call it at the same time. If brokers do not answer, Grow retries for up to
-// growTimeout, because the brokers need time to create many partitions.
+// Grow adds partitions to each topic that has fewer partitions than the number target. It handles
+// the topics in the given order, and then waits until all partitions have leaders. Grow may be
+// called again, and several processes may call it at the same time. If brokers do not answer, Grow
+// retries for up to growTimeout, because the brokers need time to create many partitions.
 //
 // After Grow, a producer that hashes keys over the topic's number of partitions sends keys to other
 // partitions. So a producer that must keep each user's records in order must set

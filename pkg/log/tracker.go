@@ -1,15 +1,15 @@
 package log
 
-// tracker keeps the low-water mark of one partition. This is an offset: the handler has finished
-// every earlier record that it got. Only this offset may be committed, because a committed offset n
-// means that all records before n are done. Records may be finished in any order. The mutex of the
-// type assignment guards the tracker.
+// tracker keeps the low-water mark of one partition. This is an offset for which the handler has
+// finished every earlier record that it got. Only this offset may be committed, because a committed
+// offset n means that all records before n are done. Records may be finished in any order. The
+// mutex of the type assignment guards the tracker.
 type tracker struct {
-	pending []*Msg // records in offset order; records before head are done
+	pending []*Msg // records in offset order; records before the index head are done
 	head    int
 	low     int64 // low-water mark: the next offset to commit; -1: unknown
-	moved   bool  // true: low has moved over at least one done record
-	epoch   int32 // leader epoch of the last record below low; -1: unknown
+	moved   bool  // true: the low-water mark has moved over at least one done record
+	epoch   int32 // leader epoch of the last record below the low-water mark; -1: unknown
 }
 
 func newTracker(low int64) tracker { return tracker{low: low, epoch: -1} }

@@ -98,8 +98,8 @@ func New() *Metrics {
 	return m
 }
 
-// newMetric creates the metric for a field. The field's type decides the kind of metric. newMetric
-// stores the metric in the field.
+// newMetric creates the metric for a field of Metrics and stores it there. The parameter field
+// points to that field, whose type decides the kind of the metric.
 func newMetric(field any, name, help string, labels []string) prometheus.Collector {
 	counter := prometheus.CounterOpts{Name: name, Help: help}
 	histogram := prometheus.HistogramOpts{Name: name, Help: help, Buckets: seconds}
@@ -171,9 +171,9 @@ func statusText(code int) string {
 	return statusTexts[code]
 }
 
-// Worker returns the event functions with which workers count. While tail has watchers, the
-// function Settled also publishes the outcomes of each window of receivers to tail. The function
-// Finished also passes each finished envelope to observe.
+// Worker returns the event functions with which workers count. While the tail has watchers, the
+// function Settled also publishes the outcomes of each window of receivers to it. The function
+// Finished also passes each finished envelope to the function observe.
 func (m *Metrics) Worker(tail *deadletter.Tail, observe func(*notify.Envelope)) worker.Events {
 	return worker.Events{
 		Finished: func(l notify.Lane, e *notify.Envelope) {
@@ -212,8 +212,8 @@ func (m *Metrics) Worker(tail *deadletter.Tail, observe func(*notify.Envelope)) 
 	}
 }
 
-// publishSettled publishes the outcomes of a window of receivers to tail: one event for each state
-// that occurs.
+// publishSettled publishes the outcomes of a window of receivers to the given tail: one event for
+// each state that occurs.
 func publishSettled(tail *deadletter.Tail, s *worker.SettledInfo) {
 	e := s.Envelope
 	for state, n := range s.States {
@@ -253,8 +253,8 @@ func (m *Metrics) Group(logger *slog.Logger) log.GroupEvents {
 	}
 }
 
-// Released counts the timers ts and measures how late each timer was. published is the time at
-// which these timers were published.
+// Released counts the timers ts and measures how late each timer was. The parameter published is
+// the time at which these timers were published.
 func (m *Metrics) Released(_ timer.Lane, ts []engine.Timer, published time.Time) {
 	m.TimersReleased.Add(float64(len(ts)))
 	for i := range ts {
@@ -279,8 +279,8 @@ func (m *Metrics) Triggers() trigger.Events {
 	}
 }
 
-// Reconciled counts one run of the trigger reconciler. found holds the number of findings of each
-// class.
+// Reconciled counts one run of the trigger reconciler. The map found holds the number of findings
+// of each class.
 func (m *Metrics) Reconciled(found map[string]int, err error) {
 	if err != nil {
 		Add(m.Reconciles, 1, "failed")
@@ -292,8 +292,8 @@ func (m *Metrics) Reconciled(found map[string]int, err error) {
 	}
 }
 
-// Stalled sets the metric that shows how long the status store has refused outcomes. d is 0 while the
-// store accepts outcomes.
+// Stalled sets the metric that shows for how long the status store has refused outcomes. This time,
+// d, is 0 while the store accepts outcomes.
 func (m *Metrics) Stalled(d time.Duration) { m.StoreStalled.Set(d.Seconds()) }
 
 // ReceiptsStored counts n stored rows of receipts.

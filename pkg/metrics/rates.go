@@ -20,7 +20,7 @@ import (
 type Rates struct {
 	registry *prometheus.Registry // holds only the metrics that Rates reads
 
-	mu      sync.Mutex // guards samples
+	mu      sync.Mutex // guards the field samples
 	samples []sample   // oldest first
 }
 
@@ -30,8 +30,8 @@ const (
 	rateOver = 60 * time.Second // the period over which a report computes rates
 )
 
-// sample holds the values of the counters at one time. Nothing changes a sample after readCounters has
-// returned it.
+// sample holds the values of the counters at one time. No code changes a sample that readCounters
+// has returned.
 type sample struct {
 	at                               time.Time
 	accepted, reached, failed, ended map[string]float64        // key: a channel, or whatTrigger
@@ -139,9 +139,9 @@ func (r *Rates) Report() (out api.Rates, err error) {
 	return computeRates(kept, now), nil
 }
 
-// computeRates computes the rates between an older sample and the sample now. The older sample
-// comes from kept. It is the newest sample that is at least rateOver older than now, or if there is
-// none, the oldest sample.
+// computeRates computes the rates between an older sample and the sample that was just taken (the
+// parameter now). The older sample is the newest of the samples in kept that is at least rateOver
+// older. If there is no such sample, it is the oldest sample.
 func computeRates(kept []sample, now sample) api.Rates {
 	out := api.Rates{Rates: []api.Rate{}, Late: []api.Lateness{}, Series: []api.RatePoint{}}
 	since := now
@@ -199,8 +199,9 @@ func computeRates(kept []sample, now sample) api.Rates {
 // other processes every 5 s.
 func roundHundredths(v float64) float64 { return math.Round(v*100) / 100 }
 
-// lateness compares two readings of a histogram, later and earlier. It returns the number of values
-// that the histogram counted between the two readings, and the quantiles of these values.
+// lateness compares two readings of a histogram, a later one and an earlier one. It returns the
+// number of values that the histogram counted between the two readings, and the quantiles of these
+// values.
 func lateness(what string, later, earlier *dto.Histogram) api.Lateness {
 	out := api.Lateness{What: what}
 	n := float64(later.GetSampleCount()) - float64(earlier.GetSampleCount())
@@ -221,7 +222,7 @@ func lateness(what string, later, earlier *dto.Histogram) api.Lateness {
 				break
 			}
 		}
-		return top // for values above the bound of the highest bucket, this bound is returned
+		return top // a value above the bound of the highest bucket is reported as this bound
 	}
 	out.N, out.P50, out.P99 = n, quantile(.5), quantile(.99)
 	return out

@@ -4,8 +4,8 @@ import "context"
 
 type beforeActKey struct{}
 
-// WithBeforeAct returns a context that carries the function check. A service calls check through
-// BeforeAct after its own checks have passed and before it changes anything.
+// WithBeforeAct returns a context that carries the function check. A service calls this function by
+// calling BeforeAct, after its own checks have passed and before it changes anything.
 func WithBeforeAct(ctx context.Context, check func() error) context.Context {
 	return context.WithValue(ctx, beforeActKey{}, check)
 }

@@ -117,7 +117,7 @@ type Report func(first, end int, r Result)
 // One reports the answer r for item i only.
 func (f Report) One(i int, r Result) { f(i, i+1, r) }
 
-// Each returns a Report that calls fn for each item.
+// Each returns a Report that calls the function fn for each item.
 func Each(fn func(i int, r Result)) Report {
 	return func(first, end int, r Result) {
 		for i := first; i < end; i++ {

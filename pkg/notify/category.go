@@ -125,7 +125,7 @@ func (l Lane) String() string {
 	return l.Channel.String()
 }
 
-// ParseLane parses a text that Lane.String returned. ok is false for any other text.
+// ParseLane parses a text that Lane.String returned. The second result is false for any other text.
 func ParseLane(s string) (Lane, bool) {
 	name, bulk := strings.CutSuffix(s, "-bulk")
 	c, ok := ParseChannel(name)

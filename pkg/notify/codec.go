@@ -44,9 +44,9 @@ func AppendEnvelope(b []byte, e *Envelope) []byte {
 	return AppendEnvelopeOf(b, e, &e.Content, e.Receivers)
 }
 
-// AppendEnvelopeOf appends the wire form of e, but with the content c and the given receivers. It
-// does not use the content and the receivers of e. So a caller that writes many envelopes does not
-// need to copy them into e.
+// AppendEnvelopeOf appends the wire form of e, but with the content c and the given receivers
+// instead of those in e. So a caller that writes many envelopes does not need to copy its content
+// and receivers into e.
 func AppendEnvelopeOf(b []byte, e *Envelope, c *Content, receivers []byte) []byte {
 	b = appendUint(b, fVersion, EnvelopeVersion)
 	b = append(appendLength(b, fBase, len(e.Chunk.Base)), e.Chunk.Base[:]...)
@@ -85,10 +85,10 @@ func DecodeEnvelope(b []byte, e *Envelope) error {
 	return err
 }
 
-// DecodeCut does what DecodeEnvelope does, and also cuts the receivers into parts of size
-// receivers, where size is at least 1. For each part it appends to marks a reader that begins at
-// the part's first receiver. This costs little, because DecodeCut must visit every receiver anyway
-// to check it.
+// DecodeCut does what DecodeEnvelope does, and also cuts the receivers into parts. The parameter
+// size, at least 1, is the number of receivers in a part. For each part, DecodeCut appends to the
+// slice marks a reader that begins at the part's first receiver. This costs little, because
+// DecodeCut must visit every receiver anyway to check it.
 func DecodeCut(b []byte, e *Envelope, marks []ReceiverReader, size uint32) ([]ReceiverReader, error) {
 	if err := DecodeHead(b, e); err != nil {
 		return marks, err
@@ -177,7 +177,7 @@ func DecodeHead(b []byte, e *Envelope) error {
 
 // cutColumn checks the encoded receivers of an envelope (a column) and does not return their
 // values. It takes 3 ns for a receiver; a ReceiverReader takes 10.6 ns (BenchmarkDecodeEnvelope).
-// It appends readers to marks as DecodeCut does.
+// It appends a reader for each part to the slice marks, as DecodeCut does.
 func cutColumn(column []byte, count uint32, marks []ReceiverReader, size uint32) ([]ReceiverReader, error) {
 	b, next, n, cut := column, uint64(0), uint32(0), uint64(0)
 	for ; len(b) > 0; n++ {

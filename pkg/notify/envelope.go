@@ -76,8 +76,8 @@ type Chunk struct {
 // was due. The worker writes CANCELLED for such an envelope and makes no call.
 const CauseCancelled = "cancelled"
 
-// TimerID returns the id of the timer that stores the chunk until the chunk is due. gen is the
-// schedule's generation. Each move of the schedule raises the generation.
+// TimerID returns the id of the timer that stores the chunk until the chunk is due. The parameter
+// gen is the schedule's generation, which each move of the schedule raises.
 func (c Chunk) TimerID(gen uint32) []byte {
 	b := append(make([]byte, 0, 26), c.Base[:]...)
 	b = binary.BigEndian.AppendUint16(b, c.Partition)

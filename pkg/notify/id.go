@@ -41,13 +41,14 @@ type Items struct {
 // Items returns an Items for b.
 func (b Base) Items() *Items { return &Items{base: b} }
 
-// Item returns the same as Base.Item for the request's base.
+// Item returns the base of item i, the same as Base.Item of the request's base.
 //
 // The item's base keeps the time of the request. The other 80 bits are a one-way function of the
-// request's base and i: AES with a fixed key, where the input is added to the output (Matyas, Meyer
-// and Oseas), cut to 80 bits. Collisions are as rare as with random bits. An item's id reveals
-// neither the request's id nor the id of another item. SHA-256 would do the same, but takes 104 ns
-// for an item instead of 29 ns (BenchmarkItem). The difference is 5% of the time of a batch.
+// request's base and the number i: AES with a fixed key, where the input is added to the output
+// (Matyas, Meyer and Oseas), cut to 80 bits. Collisions are as rare as with random bits. An item's
+// id reveals neither the request's id nor the id of another item. SHA-256 would do the same, but
+// takes 104 ns for an item instead of 29 ns (BenchmarkItem). The difference is 5% of the time of a
+// batch.
 func (d *Items) Item(i int) Base {
 	copy(d.in[:12], d.base[4:]) // the last 16 bits of the time, and the random bits
 	binary.BigEndian.PutUint32(d.in[12:], uint32(i))
@@ -142,9 +143,9 @@ func (id *ID) UnmarshalText(b []byte) error {
 	return err
 }
 
-// AttemptID returns the id by which a provider recognises a repeated call. Equal (id, epoch, addr)
-// always give the same AttemptID. So a message that is sent again after an ambiguous call has the same
-// AttemptID. It has the form of a UUID (version 8).
+// AttemptID returns the id by which a provider recognises a repeated call. The same notification,
+// epoch and address always give the same AttemptID. So a message that is sent again after an
+// ambiguous call keeps its AttemptID. It has the form of a UUID (version 8).
 func AttemptID(id ID, epoch uint16, addr int) [16]byte {
 	var in [16 + 4 + 2 + 2]byte
 	copy(in[:], id.Base[:])

@@ -78,19 +78,20 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// Invalid returns a KindInvalid error. field names the input, and msg is the rule that the input
-// breaks.
+// Invalid returns a KindInvalid error. The parameter field names the input, and msg states the rule
+// that the input breaks.
 func Invalid(code, field, msg string) *Error {
 	return &Error{Kind: KindInvalid, Code: code, Field: field, Msg: msg}
 }
 
-// Unavailable returns a KindUnavailable error for a failure of a dependency. code names the dependency.
+// Unavailable returns a KindUnavailable error for a failure of a dependency, which the parameter
+// code names.
 func Unavailable(code string, retryAfter time.Duration, err error) *Error {
 	return &Error{Kind: KindUnavailable, Code: code, Msg: code + " is unavailable", RetryAfter: retryAfter, Err: err}
 }
 
-// NotFound returns the error for an object that does not exist. The parameter what names the type of
-// object ("notification", "dead_letter").
+// NotFound returns the error for an object that does not exist. The parameter what is the type of
+// the object, for example "notification" or "dead_letter".
 func NotFound(what string) *Error {
 	return &Error{Kind: KindNotFound, Code: what + "_not_found", Msg: "no such " + strings.ReplaceAll(what, "_", " ")}
 }
@@ -107,7 +108,7 @@ func KindOf(err error) Kind {
 	return KindInternal
 }
 
-// RetryAfterOf returns the RetryAfter of err, or 0.
+// RetryAfterOf returns the RetryAfter of the first *Error in err's chain, or 0.
 func RetryAfterOf(err error) time.Duration {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.RetryAfter

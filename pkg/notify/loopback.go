@@ -12,8 +12,8 @@ func OnLoopback(addr net.Addr) bool {
 	return ok && tcp.IP.IsLoopback()
 }
 
-// LoopbackHost returns true if host is localhost or a loopback address. host is a Host header with
-// or without a port.
+// LoopbackHost reports whether a Host header, with or without a port, names localhost or a loopback
+// address.
 //
 // A listener on loopback that needs no token refuses all other hosts. Otherwise a web page could
 // read its answers (DNS rebinding): the owner of the page lets the page's host name resolve to

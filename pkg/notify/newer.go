@@ -10,7 +10,7 @@ import (
 // (that would be ErrCorrupt), but this release cannot read it. This happens during a rolling
 // upgrade. A process of the newer release will handle the record or row. So a process that gets
 // ErrNewer must leave it as it is: not delete it, not rewrite it, not move it to the poison topic.
-// It must not commit an offset after it.
+// Nor may it commit an offset after that of the record.
 var ErrNewer = errors.New("written by a newer release")
 
 // newerRetry is the RetryAfter of ErrNewer. A repeated request may reach a process of the newer
@@ -18,8 +18,8 @@ var ErrNewer = errors.New("written by a newer release")
 const newerRetry = 5 * time.Second
 
 // Newer returns an error with the code "store_newer" (KindUnavailable) that wraps ErrNewer. The
-// parameter what names the record or row. found is the version of the record or row. known is the
-// highest version that this release reads.
+// parameter what names the record or row, found is its version, and known is the highest version
+// that this release reads.
 func Newer(what string, found, known int) error {
 	return &Error{
 		Kind: KindUnavailable, Code: "store_newer", RetryAfter: newerRetry, Err: ErrNewer,
@@ -34,8 +34,8 @@ func Corrupt(store, what string) error {
 }
 
 // Unread returns the error for a stored value that this release cannot decode. The first byte of
-// the value is its version. If the version is above known, Unread returns the error of Newer,
-// otherwise the error of Corrupt.
+// the value is its version. If this version is higher than the parameter known, Unread returns the
+// error of Newer, otherwise the error of Corrupt.
 func Unread(store, what string, value []byte, known byte) error {
 	if len(value) > 0 && value[0] > known {
 		return Newer(what, int(value[0]), int(known))

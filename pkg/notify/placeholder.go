@@ -5,10 +5,10 @@ import "strings"
 // MaxPlaceholder is the maximum length of a variable's name in a text, in bytes.
 const MaxPlaceholder = 64
 
-// NextPlaceholder finds the first placeholder {{name}} in s that begins at the byte offset or
-// later. s[begin:end] is the placeholder with its braces. A name consists of letters, digits, '_',
-// '-' and '.', has at most MaxPlaceholder bytes and may have spaces around it. Anything else
-// between braces is plain text. The time is proportional to the length of s.
+// NextPlaceholder finds the first placeholder, such as {{name}}, that begins at the given byte
+// offset of s or later. The placeholder with its braces is s[begin:end]. A name consists of
+// letters, digits, '_', '-' and '.', has at most MaxPlaceholder bytes and may have spaces around
+// it. Anything else between braces is plain text. The time is proportional to the length of s.
 func NextPlaceholder(s string, offset int) (begin, end int, name string, ok bool) {
 	for {
 		i := strings.Index(s[offset:], "{{")

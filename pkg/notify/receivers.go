@@ -67,11 +67,12 @@ type ReceiverReader struct {
 	err  error
 }
 
-// ReadReceivers returns a reader at the beginning of the column.
+// ReadReceivers returns a reader at the beginning of a packed column.
 func ReadReceivers(column []byte) ReceiverReader { return ReceiverReader{buf: column} }
 
 // Next reads the next receiver into r. It returns false at the end of the column, and also if the
-// column is damaged. Then Err returns nil at the end and ErrCorrupt for damage.
+// column is damaged. To distinguish the two, call Err: it returns nil at the end and ErrCorrupt for
+// damage.
 func (d *ReceiverReader) Next(r *Receiver) bool {
 	b := d.buf
 	if len(b) == 0 {

@@ -24,10 +24,10 @@ const (
 	RowReceipt
 )
 
-// ReceiptKey returns the row key of a receipt. The receipt reports state s for address addr of the
-// receiver with this request index. callKey is the row key of the envelope that made the call.
-// Receipts arrive in any order, and the same receipt may arrive more than once. So each state of an
-// address has its own row, and Fold decides which state counts.
+// ReceiptKey returns the row key of a receipt. The receipt reports the state s for the address with
+// the ordinal addr of the receiver with this request index. The parameter callKey is the row key of
+// the envelope that made the call. Receipts arrive in any order, and the same receipt may arrive
+// more than once. So each state of an address has its own row, and Fold decides which state counts.
 func ReceiptKey(callKey RowKey, index uint32, addr uint8, s State) RowKey {
 	callKey.Kind, callKey.First = RowReceipt, index
 	callKey.Deferrals = uint16(addr)<<8 | uint16(s)
@@ -92,7 +92,7 @@ type Exception struct {
 	Receipt  string // the provider's id of the message
 }
 
-// ExceptionsAt returns the exceptions of position pos.
+// ExceptionsAt returns the exceptions of the receiver at a position.
 func (r *Row) ExceptionsAt(pos uint32) []Exception {
 	lo := sort.Search(len(r.Exceptions), func(i int) bool { return r.Exceptions[i].Pos >= pos })
 	hi := lo
@@ -102,8 +102,8 @@ func (r *Row) ExceptionsAt(pos uint32) []Exception {
 	return r.Exceptions[lo:hi]
 }
 
-// DeferredAt returns why the receiver at pos waits in a worker. ok is false if the row does not say
-// that the receiver waits.
+// DeferredAt returns why the receiver at a position waits in a worker. The result ok is false if
+// the row does not say that the receiver waits.
 //
 // The positions from DoneUpTo to StartedUpTo are claimed. If the worker cannot call the provider
 // for them yet, it writes one exception at position DoneUpTo with the state Deferred. This
@@ -119,7 +119,8 @@ func (r *Row) DeferredAt(pos uint32) (x Exception, ok bool) {
 	return x, false
 }
 
-// PosOf returns the position of the receiver with this request index. The row must have an Index.
+// PosOf returns the position of the receiver with this request index. The row must have its field
+// Index set.
 func (r *Row) PosOf(index uint32) (uint32, bool) {
 	i := sort.Search(len(r.Index), func(i int) bool { return r.Index[i] >= index })
 	return uint32(i), i < len(r.Index) && r.Index[i] == index
@@ -148,8 +149,8 @@ func StateOf(rows []Row, index, pos uint32) State {
 }
 
 // Fold computes the state of one receiver from all rows of its chunk. The rows may be in any order.
-// index is the receiver's request index, and pos is its position in the original chunk. Only the
-// rows of the highest epoch count.
+// The parameter index is the receiver's request index, and pos is its position in the original
+// chunk. Only the rows of the highest epoch count.
 //
 // A receiver may have several addresses. Of several reports about one address, Fold uses the report
 // that BetterAddressState chooses. From the addresses it computes the receiver's state as
@@ -174,9 +175,9 @@ func Fold(rows []Row, index, pos uint32) Outcome {
 	}
 	out.Epoch = uint16(epoch)
 	var addrs [256]State
-	count, whole := 0, None // whole: the outcome of the whole receiver without a call, or None
+	count, whole := 0, None // whole: the state of the whole receiver if no call was made, or None
 	var wholeCode string
-	var held *Row // held: the row that notes what the receiver waits for
+	var held *Row // held: the row that says what the receiver waits for
 	var waits Exception
 	for _, r := range rowsInOrder(rows, uint16(epoch)) {
 		p, ok := r.position(index, pos)
@@ -236,8 +237,9 @@ func Fold(rows []Row, index, pos uint32) Outcome {
 	return out
 }
 
-// addressState returns the state of address addr. ex are the exceptions of its receiver. It returns
-// None if the exceptions do not mention the address, or if no call was made.
+// addressState returns the state of the address with the ordinal addr. The parameter ex holds the
+// exceptions of its receiver. addressState returns None if the exceptions do not mention the
+// address, or if no call was made.
 func addressState(ex []Exception, addr uint8) State {
 	for i := range ex {
 		x := &ex[i]
@@ -256,8 +258,8 @@ func addressState(ex []Exception, addr uint8) State {
 // CodeNoAddress is the code of a receiver that had no address at fire time.
 const CodeNoAddress = "no_address"
 
-// position returns the receiver's position in the envelope of the row r. ok is false if the
-// receiver is not in the envelope.
+// position returns the receiver's position in the envelope of the row r. The second result is false
+// if the receiver is not in the envelope.
 func (r *Row) position(index, pos uint32) (uint32, bool) {
 	switch {
 	case r.Key.Kind == RowReceipt:

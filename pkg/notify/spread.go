@@ -15,14 +15,14 @@ import (
 type Spread struct{ steps []spreadStep } // both fields ascend from step to step
 
 type spreadStep struct {
-	from  int64 // time from which parts applies, ms since 1970; 0 for the first step
+	from  int64 // time from which the number parts applies, ms since 1970; 0 for the first step
 	parts int
 }
 
-// SpreadOver returns a Spread with this number of parts and without a history.
+// SpreadOver returns a Spread with the given number of parts and without a history.
 func SpreadOver(parts int) Spread { return Spread{[]spreadStep{{0, parts}}} }
 
-// ParseSpread parses a text that String returned. It returns an error for any other text.
+// ParseSpread parses a text that Spread.String returned. It returns an error for any other text.
 func ParseSpread(text string) (Spread, error) {
 	var s Spread
 	for i, field := range strings.Split(text, ",") {
@@ -56,8 +56,8 @@ func (s Spread) String() string {
 	return string(b)
 }
 
-// PartsOf returns the number of parts that applies to a request. base is the request's base, or an id that
-// begins with the base.
+// PartsOf returns the number of parts that applies to a request. The parameter base is the
+// request's base, or an id that begins with the base.
 func (s Spread) PartsOf(base []byte) int {
 	last := len(s.steps) - 1
 	if last <= 0 {
@@ -96,9 +96,9 @@ func (s Spread) PartsAt(t time.Time) int {
 	return s.steps[last].parts
 }
 
-// Raise finds the raise of the number of parts that added the given part. oldParts is the number
-// before that raise. start is the time from which the higher number applies. oldParts is 0 if the
-// part existed from the start, or if it does not exist.
+// Raise finds out by which raise of the number of parts the given part was added. It returns the
+// number before that raise, and the time from which the higher number applies. If the part existed
+// from the start, or if it does not exist, both results are zero.
 func (s Spread) Raise(part int) (oldParts int, start time.Time) {
 	for i := 1; i < len(s.steps); i++ {
 		if s.steps[i-1].parts <= part && part < s.steps[i].parts {
@@ -118,7 +118,7 @@ func (s Spread) Counts() []int {
 	return out
 }
 
-// HadParts returns true if the number of parts is parts now, or was parts earlier.
+// HadParts reports whether the given number is, or once was, the number of parts.
 func (s Spread) HadParts(parts int) bool {
 	return slices.Contains(s.Counts(), parts)
 }
@@ -132,9 +132,9 @@ func (s Spread) Since() time.Time {
 	return time.Time{}
 }
 
-// Raised returns a copy of s in which the number parts applies to requests made at the time start
-// or later. It returns an error if parts is not greater than the present number, or if start is not
-// later than Since.
+// Raised returns a copy of s in which a higher number of parts applies to requests that are made at
+// the time start or later. It returns an error if the given number is not higher than the present
+// number, or if the time is not later than that of the last raise (Since).
 func (s Spread) Raised(parts int, start time.Time) (Spread, error) {
 	return ParseSpread(fmt.Sprintf("%s,%d@%d", s, parts, start.UnixMilli()))
 }

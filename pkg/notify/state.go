@@ -78,7 +78,7 @@ var legalMoves = [States][]State{
 	Cancelled:  nil,
 }
 
-// CanMove reports whether a notification in state s may move to the state target.
+// CanMove reports whether a notification in the state s may move to the given state.
 func (s State) CanMove(target State) bool {
 	for _, to := range legalMoves[s] {
 		if to == target {

@@ -25,14 +25,14 @@ func AppendTargets(b []byte, ts []Target) []byte {
 	return b
 }
 
-// AddressFromRequest returns true if an address field contains an address that came with the
-// request. A field with a list of targets never does: a list has only addresses of the user's
-// profile.
+// AddressFromRequest reports whether an address field contains an address that came with the
+// request. A field with a list of targets never does, because a list has only addresses of the
+// user's profile.
 func AddressFromRequest(field []byte) bool { return len(field) > 0 && field[0] != 0 }
 
-// Targets appends the targets of an address field to dst. If the field is one plain address, that
-// is the only target. If the field is empty, Targets appends nothing, because the worker looks up
-// the addresses. It returns ErrCorrupt for a damaged list.
+// Targets appends the targets of an address field to dst. If the field is one plain address, this
+// address is the only target. If the field is empty, Targets appends nothing, because the worker
+// then looks up the addresses. It returns ErrCorrupt for a damaged list.
 func Targets(dst []Target, field []byte) ([]Target, error) {
 	if len(field) == 0 {
 		return dst, nil

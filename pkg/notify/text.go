@@ -21,8 +21,8 @@ func IsControl(r rune) bool {
 	return unicode.Is(unicode.Bidi_Control, r)
 }
 
-// HasControl reports whether text contains a character for which IsControl is true. It ignores
-// bytes that are not UTF-8.
+// HasControl reports whether a text contains a character for which IsControl returns true. It
+// ignores bytes that are not UTF-8.
 func HasControl(text string) bool { return strings.ContainsFunc(text, IsControl) }
 
 // HasHidden returns true if a name contains an invisible character. With such a character two
@@ -30,12 +30,13 @@ func HasControl(text string) bool { return strings.ContainsFunc(text, IsControl)
 // of these characters.
 //
 // Invisible characters are those of IsControl, and those that a display may omit by Unicode's
-// rules. Examples are the zero-width space, the soft hyphen, tags and fillers. In some scripts,
-// words need joiners and variation selectors. HasHidden allows these after a character of such a
-// script. After a joiner, another character of such a script must follow.
+// rules. Examples are the zero-width space, the soft hyphen, tags and fillers. But in some scripts,
+// words need joiners and variation selectors, which are also invisible. So HasHidden allows these
+// after a character of such a script. After a joiner, another character of such a script must
+// follow.
 func HasHidden(name string) bool {
 	const scripts = '\u0590'     // first character of the scripts that use joiners; Latin, Greek and Cyrillic come before it and use none
-	before, joined := ' ', false // joined: the character before is a joiner
+	before, joined := ' ', false // joined: the previous character is a joiner
 	for _, r := range name {
 		joins := r == '\u200c' || r == '\u200d'
 		selects := r == '\ufe0e' || r == '\ufe0f'
@@ -70,8 +71,8 @@ const (
 	RuleUserIDPath    = `a user id must not be ".", ".." or "/", because no URL could contain it`
 )
 
-// CheckUserID returns the rule that a user id breaks, or "" if the id breaks no rule. Ids are stored
-// and compared byte by byte, without normalisation.
+// CheckUserID returns the rule that a user id breaks, or "" if it breaks none. Ids are stored and
+// compared byte by byte, without normalisation.
 func CheckUserID(id string) (rule string) {
 	switch {
 	case len(id) == 0 || len(id) > MaxUserID:
@@ -86,9 +87,9 @@ func CheckUserID(id string) (rule string) {
 	return ""
 }
 
-// EscapeControls returns text with two replacements. Every character of IsControl becomes a JSON
-// escape such as \u202e. Every byte that is not UTF-8 becomes an escape such as \xff. Without such
-// characters and bytes, EscapeControls returns text itself.
+// EscapeControls returns a copy of a text in which every character for which IsControl returns true
+// is a JSON escape such as \u202e, and every byte that is not UTF-8 is an escape such as \xff. A
+// text without such characters and bytes is returned unchanged.
 func EscapeControls(text string) string {
 	if utf8.ValidString(text) && !HasControl(text) {
 		return text

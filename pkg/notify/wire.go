@@ -8,9 +8,9 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// eachField calls fn with every field of a protobuf message. fn gets the value of a varint as v and the
-// bytes of a length-delimited field as s. eachField skips other wire types, which a later schema may
-// use.
+// eachField calls the function fn with every field of a protobuf message. The function gets the
+// value of a varint as v, and the bytes of a length-delimited field as s. eachField skips other
+// wire types, which a later schema may use.
 func eachField(b []byte, fn func(num protowire.Number, v uint64, s []byte) error) error {
 	for len(b) > 0 {
 		num, typ, n := protowire.ConsumeTag(b)

@@ -19,7 +19,7 @@ type Asked struct {
 	every   time.Duration
 	log     *slog.Logger
 	all     atomic.Pointer[map[string]struct{}]
-	loading sync.Mutex // only one load at a time, so that an older list never replaces a newer list
+	loading sync.Mutex // held during Load, so that an older list never replaces a newer list
 }
 
 // AskedEvery is the interval at which the callers are read again.
@@ -66,7 +66,8 @@ func wantsAllOutcomes(c *engine.Caller) bool {
 	return c.OutcomesURL != "" && c.OutcomesOf == engine.OutcomesAll && !c.Disabled
 }
 
-// Run reads the callers again every AskedEvery until ctx ends, and then returns nil.
+// Run reads the callers again after each interval (AskedEvery) until ctx ends, and then returns
+// nil.
 func (a *Asked) Run(ctx context.Context) error {
 	failing := false
 	for notify.Sleep(ctx, a.every) {
@@ -79,9 +80,9 @@ func (a *Asked) Run(ctx context.Context) error {
 	return nil
 }
 
-// Watch returns a wrapper of callers. After each Put, the wrapper reads the list again, so the
-// change has taken effect in this process when Put returns. If the list cannot be read, the change
-// takes effect at the next successful read.
+// Watch returns a wrapper of the store of callers. After each Put, the wrapper reads the list
+// again, so that the change has taken effect in this process when Put returns. If the list cannot
+// be read, the change takes effect at the next successful read.
 func (a *Asked) Watch(callers engine.Callers) engine.Callers { return watchedCallers{callers, a} }
 
 type watchedCallers struct {

@@ -27,8 +27,9 @@ type FollowConfig struct {
 	// Log is the log to which the Follower appends outcomes that cannot be sent now. The Follower
 	// reads these outcomes again later.
 	Log Log
-	// Wait is a pause after a batch. It applies only if outcomes of the batch were appended to the
-	// log again.
+	// Wait is the pause after a batch of which some outcomes could not be sent yet. The Follower
+	// has then appended these outcomes to the log again, and without the pause it would read them
+	// again at once.
 	Wait time.Duration `default:"5s"`
 	// GiveUp is the age after which an outcome is dropped.
 	GiveUp time.Duration `default:"24h"`
@@ -85,7 +86,7 @@ type partitionFollower struct {
 }
 
 // toldBefore is the content of a caller's triggers that were made before a crash. An outcome that
-// was not ready at that time is in none of them, although its place is before last.
+// was not ready at that time is in none of them, even if its place is before the place last.
 type toldBefore struct {
 	last     outcomePlace // place of the last outcome in these triggers
 	outcomes map[toldKey]struct{}
@@ -98,7 +99,7 @@ type toldKey struct {
 	status string
 }
 
-// add adds a trigger that begins at the outcome first.
+// add adds a trigger with the payload p. The parameter first is the place of its first outcome.
 func (b *toldBefore) add(first outcomePlace, p *Payload) {
 	b.firsts[first] = struct{}{}
 	for i := range p.Outcomes {
@@ -109,8 +110,8 @@ func (b *toldBefore) add(first outcomePlace, p *Payload) {
 	}
 }
 
-// has returns true if the outcome o of the event e is in one of the triggers. It returns false if b
-// is nil.
+// has reports whether the outcome o of the event e is in one of the triggers. If b is nil, there
+// are no such triggers.
 func (b *toldBefore) has(e *outcomeEvent, o *Outcome) bool {
 	if b == nil || b.last.isBefore(e.outcomePlace) {
 		return false
@@ -205,8 +206,9 @@ func isRefusal(err error) bool {
 	return true
 }
 
-// createTriggers makes triggers from a caller's outcomes, in order. left contains the outcomes that are
-// not ready yet. After an error, left also contains the outcomes that are in no trigger yet.
+// createTriggers makes triggers from a caller's outcomes, in order. It returns the outcomes that
+// are left because they are not ready yet. After an error, the outcomes that are in no trigger yet
+// are also left.
 func (h *partitionFollower) createTriggers(ctx context.Context, caller string, es []outcomeEvent) (left []outcomeEvent, err error) {
 	f := h.f
 	c, ok, err := f.cfg.Callers.Get(ctx, caller)
@@ -254,11 +256,12 @@ func (h *partitionFollower) createTriggers(ctx context.Context, caller string, e
 	return left, nil
 }
 
-// pack makes one payload from outcomes at the beginning of es. It returns the JSON of the payload
-// as body, or nil if no outcome is to be sent now. n is how many outcomes of es it has handled. Of
-// these, told are in the payload, early are not ready yet, and all others are never sent, or are in
-// the triggers of before. A payload has no outcomes on both sides of before.last: so the outcomes
-// after it make the same triggers as before the crash.
+// pack makes one payload from outcomes at the beginning of es. The result body is the JSON of the
+// payload, or nil if no outcome is to be sent now. The result n is how many outcomes of es were
+// handled. Of these, the outcomes in told are in the payload, and those in early are not ready yet.
+// All others are never sent, or are already in triggers from before a crash (the parameter before).
+// A payload does not have outcomes on both sides of the place before.last, so that the outcomes
+// after this place make the same triggers as before the crash.
 func (f *Follower) pack(ctx context.Context, c *engine.Caller, es []outcomeEvent, before *toldBefore) (body []byte, n int, told, early []outcomeEvent, err error) {
 	p := newPacker(c.ID)
 	for ; n < len(es); n++ {

@@ -29,16 +29,16 @@ type Options struct {
 	now  func() time.Time                                                  // the controller's clock; for tests
 }
 
-// offsetMost is the largest allowed difference between an agent's clock and the controller's
-// clock. uncertaintyMost is the largest allowed error of the measured difference. An agent
-// computes the times of scheduled messages with its own clock.
+// offsetMost is the largest allowed difference between an agent's clock and the controller's clock.
+// uncertaintyMost is the largest allowed error of the measured difference. The limits exist because
+// an agent computes the times of scheduled messages with its own clock.
 const (
 	offsetMost      = time.Second
 	uncertaintyMost = 100 * time.Millisecond
 )
 
-// Fleet is the connection of a controller to the agents of one run. It implements load.Remote. mu
-// guards the fields that follow it, and fields of the links.
+// Fleet is the connection of a controller to the agents of one run. It implements load.Remote. The
+// mutex mu guards the fields below it, and some fields of each link.
 type Fleet struct {
 	opt    Options
 	client *http.Client
@@ -46,7 +46,7 @@ type Fleet struct {
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced at each change of a link
-	orders  Orders        // orders for all agents; At is in the controller's clock
+	orders  Orders        // orders for all agents; the time in Orders.At is by the controller's clock
 	began   time.Time     // when phase 0 begins; zero: not decided yet
 }
 
@@ -211,8 +211,8 @@ func (f *Fleet) Steer(s load.SteerState) {
 	f.announce()
 }
 
-// announce makes all links send the orders at once, instead of at the next beat. The caller holds
-// mu.
+// announce makes every link send the orders at once, instead of at the next beat. The caller holds
+// f.mu.
 func (f *Fleet) announce() {
 	for _, l := range f.links {
 		select {
@@ -222,8 +222,8 @@ func (f *Fleet) announce() {
 	}
 }
 
-// wait waits until condition returns true for every link. It returns an error if ctx ends first. It
-// holds mu while it calls condition.
+// wait waits until the function condition returns true for every link. It returns an error if ctx
+// ends first. It holds f.mu while it calls the function.
 func (f *Fleet) wait(ctx context.Context, condition func(*link) bool) error {
 	for {
 		f.mu.Lock()
@@ -241,8 +241,8 @@ func (f *Fleet) wait(ctx context.Context, condition func(*link) bool) error {
 	}
 }
 
-// update calls the function change while it holds mu. Then it wakes the goroutines that wait
-// for a change.
+// update calls the function change while it holds f.mu. Then it wakes the goroutines that wait for
+// a change.
 func (f *Fleet) update(change func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

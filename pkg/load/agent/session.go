@@ -22,11 +22,11 @@ type session struct {
 	orders  Orders
 	changed chan struct{} // closed and replaced by each new Orders
 	run     *load.Run     // nil: not started yet
-	watch   *time.Timer   // ends the run if no Orders arrive for the time silence
+	watch   *time.Timer   // ends the run if no Orders arrive for 3 s (the constant silence)
 }
 
-// follow replaces the session's orders by o and does what o says. If o has no token, the session
-// keeps its earlier token.
+// follow replaces the session's orders by the new orders o and carries them out. If the new orders
+// have no token, the session keeps its earlier token.
 func (s *session) follow(o *Orders) {
 	s.mu.Lock()
 	token := s.orders.Token

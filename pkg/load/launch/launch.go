@@ -31,11 +31,11 @@ type Options struct {
 
 	Version string        // version of notifyctl
 	Timeout time.Duration // timeout of one request
-	// Notifyd is the program for mode process. Empty: notifyd in the folder of notifyctl, or on the
-	// PATH.
+	// Notifyd is the program that the server mode "process" starts. Empty: notifyd in the folder of
+	// notifyctl, or on the PATH.
 	Notifyd       string
 	Grant         string   // token of a load grant; empty: load goes only to loopback addresses
-	Kafka         []string // brokers of target kafka; empty: the log of the notifyd that Open starts
+	Kafka         []string // brokers for the target "kafka"; empty: the log of the notifyd that Open starts
 	NoCheck       bool     // true: do not check delivery with the ledger
 	NoCalibration bool     // true: do not measure the speed of this machine before the run
 }
@@ -82,8 +82,8 @@ func cmpErr(err error) error {
 	return err
 }
 
-// calibration is how long a run makes bodies of each step name before it starts, to measure the
-// speed of this machine.
+// calibration is how long a run makes bodies for each name of a step before it starts, to measure
+// the speed of this machine.
 const calibration = 200 * time.Millisecond
 
 // Open connects to the target of the scenario s, or starts it. The caller closes the
@@ -157,8 +157,8 @@ func (e *Environment) connect(ctx context.Context, s *load.Scenario, o *Options)
 }
 
 // checkConfirmed returns nil if a server's answer about a grant says that the grant is active and
-// covers host. Otherwise it returns an error: a server that answers every request with 200 may not
-// be a notifyd, and has not consented to the load.
+// covers the given host. Otherwise it returns an error: a server that answers every request with
+// 200 may not be a notifyd, and has not consented to the load.
 func checkConfirmed(said, g *api.LoadGrant, host string) error {
 	if said.ID != g.ID || said.State != api.GrantActive || !said.Covers(host) {
 		return &notify.Error{Kind: notify.KindForbidden, Code: "load_grant_unknown", Msg: fmt.Sprintf("%s answered, but did not confirm load grant %s", host, g.ID)}
@@ -285,11 +285,11 @@ func stateOf(cl *api.Client) load.StateOf {
 }
 
 // serverOf returns a function that reads figures from the server: lag, circuits, dead letters. That
-// function returns an error if the token lacks the scope observe.
+// function returns an error if the token lacks the scope "observe".
 func serverOf(cl *api.Client) func(context.Context, bool) (load.Server, error) {
 	var dead int64
-	// Before the time nextCount the dead letters are not counted again. A count reads all dead
-	// letters. So after each count there is a pause of a hundred times its duration.
+	// nextCount is the earliest time at which the dead letters are counted again. Because a count
+	// reads all dead letters, there is a pause of a hundred times its duration after each count.
 	var nextCount time.Time
 	return func(ctx context.Context, last bool) (s load.Server, err error) {
 		r, err := cl.Rates(ctx)

@@ -80,7 +80,7 @@ func findNotifyd(bin string) (string, error) {
 }
 
 // owned is a notifyd process that the run started and may kill, and the process of its simulators.
-// mu guards sims, proc and ending.
+// The mutex mu guards the fields below it.
 type owned struct {
 	bin, dir, url string
 	port          int
@@ -90,10 +90,11 @@ type owned struct {
 	mu     sync.Mutex
 	sims   *child
 	proc   *child
-	ending bool // true: a fault ends proc, so the end of proc is not an error
+	ending bool // true: a fault ends the process proc, so its end is not an error
 }
 
-// child is a process that this process started. It writes its output to the file log.
+// child is a process that this process started. Its output goes to the file that the field log
+// names.
 type child struct {
 	*exec.Cmd
 	log  string

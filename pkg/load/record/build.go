@@ -175,9 +175,9 @@ func traceOf(rs requestCounts, largest int) []byte {
 	return b.Bytes()
 }
 
-// Write writes the scenario to file. It writes the trace of each step to a file in the same folder.
-// The parameter from is the kind of the source. If nothing was recorded, Write writes nothing and
-// returns an error of notify.KindNotFound.
+// Write writes the scenario to a file, and the trace of each step to another file in the same
+// folder. The parameter from names the kind of the source, for the description of the scenario. If
+// nothing was recorded, Write writes nothing and returns an error of notify.KindNotFound.
 func (r *Recorder) Write(file, from string) ([]Recorded, error) {
 	steps := r.Steps()
 	if len(steps) == 0 {

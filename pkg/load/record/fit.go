@@ -22,9 +22,9 @@ func (s *distribution) add(v float64) {
 	s.squares += d * (v - s.mean)
 }
 
-// evenBounds returns the bounds of the even distribution that has the same mean and variance. The
-// bounds are limited to the least and the greatest value of the series. A scenario can express only
-// even distributions.
+// evenBounds returns the bounds of the even distribution that has the same mean and variance. It is
+// needed because a scenario can express only even distributions. The bounds are limited to the
+// least and the greatest value of the series.
 func (s *distribution) evenBounds() (low, high float64) {
 	half := math.Sqrt(3 * s.squares / max(s.n, 1))
 	return max(s.mean-half, s.least), min(s.mean+half, s.most)
@@ -73,9 +73,9 @@ func skewOf(byUser map[uint64]uint32) Skew {
 	return k
 }
 
-// fitExponent returns the Zipf exponent with which the most frequent users get this share of the
-// messages. The parameter top is the number of these users. fitExponent returns 0 if an even
-// distribution could give the same share by chance.
+// fitExponent returns the Zipf exponent with which the users with the most messages get the given
+// share of all messages. The parameter top is the number of these users. fitExponent returns 0 if
+// an even distribution could give the same share by chance.
 func fitExponent(users, top, share float64) float64 {
 	low, high := 0.0, 9.9
 	for range 60 {

@@ -9,8 +9,9 @@
 // A scenario contains no content, and no name of a user, caller or message. The Recorder stores
 // users and callers only as hashes. The seed of the hash exists only in the Recorder.
 //
-// What may go wrong: messages may be missing. If the log begins after the start of the period, Log
-// returns short as true. If an archive ends before the end of the period, Latest is before Until.
+// What may go wrong: messages may be missing. If the log begins after the start of the period, the
+// result short of Log is true. If an archive ends before the end of the period, Latest is before
+// Until.
 //
 // Start reading at Recorder.Add.
 package record
@@ -85,12 +86,14 @@ type streamStats struct {
 	users        map[uint64]uint32 // number of messages by hash of the user
 }
 
-// New returns a Recorder of the messages accepted in [since, until). It returns an error of
-// notify.KindInvalid if the period is empty or longer than 24 h, or if batchFrom is below 2.
+// New returns a Recorder of the messages that were accepted in the period [since, until). It
+// returns an error of notify.KindInvalid if the period is empty or longer than 24 h, or if the
+// parameter batchFrom is below 2.
 //
 // The id of a message does not show to which request it belonged. So the Recorder guesses: messages
 // of one caller, channel and category in the same millisecond and with the same trace id were one
-// batch. If trace ids are not known, such messages were one batch if there are at least batchFrom.
+// batch. If trace ids are not known, it takes such messages for one batch if there are at least
+// batchFrom of them.
 func New(since, until time.Time, batchFrom int) (*Recorder, error) {
 	switch {
 	case !since.Before(until):

@@ -21,8 +21,8 @@ import (
 const minLater = 2 * time.Second
 
 // Log records the messages in the log. A scheduled message is appended to the log only when it is
-// due. So Log reads from since to until+due. The result short is true if messages may be missing,
-// because the log begins within the period.
+// due. So Log reads on after the end of the period; the parameter due says for how long. The result
+// short is true if messages may be missing, because the log begins within the period.
 func (r *Recorder) Log(ctx context.Context, brokers []string, due time.Duration) (short bool, err error) {
 	conn := log.Conn{Brokers: brokers}
 	if name, ok := strings.CutPrefix(strings.Join(brokers, ","), load.Socket); ok {
@@ -73,8 +73,8 @@ func (r *Recorder) readTopics(ctx context.Context, admin *log.Admin, over conser
 	})
 }
 
-// addEnvelope counts the messages of a record. The parameter came is the time at which the record was
-// appended.
+// addEnvelope counts the messages of a record of the log. The parameter came is the time at which
+// the record was appended. If that was long after the messages were accepted, they were scheduled.
 func (r *Recorder) addEnvelope(env *notify.Envelope, came time.Time) {
 	m := Message{
 		Fanout: env.FanOut, Base: env.Chunk.Base, Count: int(env.Count), Channel: env.Channel, Category: env.Category, Caller: env.Caller,

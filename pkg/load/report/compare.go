@@ -143,9 +143,10 @@ func (c *Comparison) noteDifferences(a, b *load.Result) {
 	}
 }
 
-// addRow appends a row and judges it. The change is the parameter below if the figure of B is lower
-// than low, and the parameter above if it is higher than high. Otherwise the change is Same. If why
-// is not empty, the row is Unjudged for that reason.
+// addRow appends a row and judges it. If the figure of run B is less than low, the row gets the
+// change given by the parameter below; if it is greater than high, the row gets the change given by
+// the parameter above. Otherwise the change is Same. If the parameter why is not empty, it is the
+// reason why the row cannot be judged; then the change is Unjudged.
 func (c *Comparison) addRow(row Row, why string, low, high float64, below, above Change) {
 	row.Change, row.UnjudgedBecause = Same, why
 	switch {
@@ -159,8 +160,9 @@ func (c *Comparison) addRow(row Row, why string, low, high float64, below, above
 	c.Rows = append(c.Rows, row)
 }
 
-// addLessIsBetter appends a row for a figure that should be low. The row is Same if B differs from
-// A by at most Percent, or by at most the value beyond.
+// addLessIsBetter appends a row for a figure that should be low. The row is Same if the figure of B
+// differs from that of A by at most Rules.Percent, or by at most the absolute amount in the
+// parameter beyond.
 func (c *Comparison) addLessIsBetter(row Row, why string, beyond float64) {
 	limit := 1 + c.Rules.Percent/100
 	c.addRow(row, why, min(row.A/limit, row.A-beyond), max(row.A*limit, row.A+beyond), Better, Worse)
@@ -258,8 +260,8 @@ func (c *Comparison) compareStep(a, b *load.Result, s, t *load.StepResult) {
 	}
 }
 
-// everySecond returns a function that lists one kind of times of a step. The list has one Brief for
-// each second.
+// everySecond returns a function that lists one kind of times of a step, with one Brief for each
+// second. The parameter kind returns this kind of times from the figures of one second.
 func everySecond(kind func(*load.SecondStep) load.Brief) func(*load.Result, *load.StepResult) []load.Brief {
 	return func(r *load.Result, s *load.StepResult) (list []load.Brief) {
 		for i := range r.Seconds {
@@ -277,8 +279,8 @@ func everySecond(kind func(*load.SecondStep) load.Brief) func(*load.Result, *loa
 	}
 }
 
-// figuresOf returns one figure of each second that has values, in order. readFigure reads the
-// figure from a second.
+// figuresOf returns one figure of each second that has values, in order. The function readFigure
+// reads the figure from the times of a second.
 func figuresOf(in []load.Brief, readFigure func(*load.Brief) int64) (list []float64) {
 	for i := range in {
 		if in[i].Count > 0 {

@@ -51,7 +51,7 @@ type cellText struct {
 	Span              int
 }
 
-// rowCells returns the cells of a row, all with the same class. Numbers have the class "n".
+// rowCells returns the cells of a row, all with the given class. The class is "n" for numbers.
 func rowCells(class string, texts ...string) (row []cellText) {
 	for _, t := range texts {
 		row = append(row, cellText{Text: t, Class: class})

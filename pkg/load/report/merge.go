@@ -17,9 +17,10 @@ import (
 )
 
 // Merge makes one result from the results of the segments of a run. It adds totals, counts per
-// second, errors, heat and histograms. So totals and percentiles are the same as if one generator
-// had sent everything. Only percentiles of one second cannot be added; for each second, Merge takes
-// the highest of all segments. Rates cover the time from the first start to the last end.
+// second, errors, the heat map and histograms. So totals and percentiles are the same as if one
+// generator had sent everything. Only percentiles of one second cannot be added; for each second,
+// Merge takes the highest of all segments. Rates cover the time from the first start to the last
+// end.
 //
 // All segments must have the same scenario and seed, and each of the n segments must occur exactly
 // once. Otherwise Merge returns an error of notify.KindInvalid that names the segment.
@@ -86,7 +87,8 @@ func Merge(parts []*load.Result) (*load.Result, error) {
 }
 
 // shiftTimes returns a copy of the result of a segment. The times in the copy count from the start
-// of the first segment, which began earlier by the time late.
+// of the first segment. The parameter late says how much later than the first segment this segment
+// began.
 func shiftTimes(p *load.Result, late time.Duration) *load.Result {
 	s, seconds := *p, int(math.Round(late.Seconds()))
 	s.Seconds, s.Heat, s.Intervals = slices.Clone(p.Seconds), slices.Clone(p.Heat), slices.Clone(p.Intervals)
@@ -144,8 +146,8 @@ func sameServer(parts []*load.Result) bool {
 }
 
 // mergeRest sets the fields with the merge tag "own": it takes the worst verdict and collects the
-// reasons, thresholds and markers of all segments. It also computes the figures of the health that
-// depend on other fields.
+// reasons, thresholds and markers of all segments. It also computes the figures in Result.Health
+// that depend on other fields.
 func mergeRest(m *load.Result, parts []*load.Result) {
 	rank := []string{load.Valid, load.ConcurrencyBound, load.SinkBound, load.Inconclusive, load.GeneratorBound}
 	m.Verdict.Code = load.Valid
@@ -209,9 +211,10 @@ var foldRules = map[string]string{
 	"own":   "Merge sets it itself",
 }
 
-// foldValues merges the values in from by the rule, see foldRules. It stores the result in to,
-// which must be zero before. The parameter shared is true if all segments used the same server.
-// foldValues returns an error of notify.KindInvalid if a histogram is damaged.
+// foldValues merges several values into one, by a rule that foldRules explains. The parameter from
+// holds the values. foldValues stores the result in the value to, which must be zero before. The
+// parameter shared is true if all segments used the same server. foldValues returns an error of
+// notify.KindInvalid if a histogram is damaged.
 func foldValues(to reflect.Value, from []reflect.Value, rule string, shared bool) error {
 	switch rule {
 	case "key", "first":
@@ -319,8 +322,8 @@ func foldEach(to reflect.Value, from []reflect.Value, shared bool) error {
 	return nil
 }
 
-// keyOf returns the key fields of a list element as text. If the element has no key fields, it
-// returns the index.
+// keyOf returns the key fields of a list element as text. If the element has no key fields, keyOf
+// returns the element's index as text.
 func keyOf(v reflect.Value, index int) string {
 	key := ""
 	for _, f := range reflect.VisibleFields(v.Type()) {

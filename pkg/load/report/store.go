@@ -211,9 +211,9 @@ func notFound(id string, have int) error {
 	return &notify.Error{Kind: notify.KindNotFound, Code: codeNotFound, Field: "run", Msg: fmt.Sprintf("none of the %[2]d stored runs matches %[1]q; notifyctl load ls lists the runs", id, have)}
 }
 
-// Open reads a result. If name contains a slash or ends in .json, it is the name of a result file,
-// or of a folder with a result file. Otherwise it is the id of a run, as in Folder. Open returns an
-// error of notify.KindNotFound if there is no such file or run.
+// Open reads a result. A name with a slash or with the ending ".json" is the name of a result file,
+// or of a folder with a result file. Any other name is the id of a run, as in Folder. Open returns
+// an error of notify.KindNotFound if there is no such file or run.
 func (s Store) Open(name string) (*load.Result, error) {
 	file := name
 	if !strings.ContainsRune(name, filepath.Separator) && !strings.HasSuffix(name, ".json") {
@@ -292,8 +292,8 @@ func Decode(in io.Reader) (*load.Result, error) {
 	return r, nil
 }
 
-// WriteFile writes a Result to the file name. If it returns an error, the file has either the
-// complete old content or the complete new content.
+// WriteFile writes a Result to the file with the given name. If it returns an error, the file has
+// either the complete old content or the complete new content.
 func WriteFile(name string, r *load.Result) error {
 	raw, err := Encode(r)
 	if err != nil {

@@ -25,7 +25,8 @@ func (p *textPage) line(format string, args ...any) {
 	p.b.WriteByte('\n')
 }
 
-// para writes a name and a text. It wraps the text into several lines if needed.
+// para writes a name, and a text to the right of it. It wraps the text into several lines if
+// needed.
 func (p *textPage) para(name, text string) {
 	const indent = 12
 	room := textWidth - indent

@@ -14,7 +14,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/term/paint"
 )
 
-// draw returns the frame. It has exactly height lines of width columns.
+// draw returns the text of the frame, which fills the screen: m.height lines of m.width columns.
 func (m *model) draw() string {
 	w, h := m.width, m.height
 	if w <= 0 || h <= 0 {
@@ -185,8 +185,8 @@ func (m *model) progressBar(w int) string {
 	return b.String()
 }
 
-// statusLine returns the line above the keys. It is an input, a question, a message, or the
-// settings that differ from their defaults.
+// statusLine returns the line above the keys. The line shows an input, a question, a message, or
+// the settings that differ from their defaults.
 func (m *model) statusLine(w int) string {
 	st := m.styles
 	switch {

@@ -228,7 +228,7 @@ func (m *model) handleInputKey(name string, k tea.KeyPressMsg) tea.Cmd {
 	return nil
 }
 
-// passToInput passes a message of the program to the input line, if an input line is open.
+// passToInput passes a message of the tea.Program to the input line, if an input line is open.
 func (m *model) passToInput(msg tea.Msg) {
 	if m.layer == layerFilter || m.layer == layerMark {
 		m.input, _ = m.input.Update(msg) // the command that Update returns would only blink a cursor

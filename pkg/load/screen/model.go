@@ -147,7 +147,8 @@ func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	return m, nil
 }
 
-// takeSnapshot reads the newest snapshot, unless the screen is frozen.
+// takeSnapshot reads the newest snapshot, unless the screen is frozen. When the run ends, it
+// unfreezes the screen, so that the user sees the final figures.
 func (m *model) takeSnapshot() {
 	select {
 	case <-m.options.Source.Done():

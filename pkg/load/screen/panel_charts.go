@@ -170,9 +170,9 @@ func minSeconds(m *model) int {
 	return 30
 }
 
-// resample converts the values of seconds to the dots of a chart. If there are more seconds than
-// dots, each dot is the mean of several seconds; otherwise a second has several dots. The dots
-// together cover all values, and at least minCount seconds.
+// resample converts a series with one value per second to the dots of a chart. If there are more
+// seconds than dots, each dot is the mean of several seconds; otherwise a second has several dots.
+// The dots together cover all values, and at least minCount seconds.
 func resample(values []float64, dots, minCount int) []float64 {
 	n := len(values)
 	if n == 0 || dots <= 0 {
@@ -263,7 +263,7 @@ func heatPanel(m *model, w, h int) []string {
 	return st.Lines(out, w, h)
 }
 
-// heatColumns returns the columns that the charts show.
+// heatColumns returns the columns of the heat map for the seconds that the charts show.
 func heatColumns(m *model) []load.HeatColumn {
 	cols := m.snapshot.Heat
 	if n := int(windows[m.window] / time.Second); n > 0 && len(cols) > n {

@@ -89,8 +89,9 @@ func (p *braillePlot) setDot(x, y int, k lineKind) {
 	p.cellKind[i], p.cellUsed[i] = k, true
 }
 
-// drawLine draws a line. The latest value is at the right edge. The parameter top is the value at the
-// upper edge. drawLine returns the row in which the line ends, or -1 if it drew nothing.
+// drawLine draws a line of the chart. The latest value is at the right edge. The parameter top is
+// the value at the upper edge of the plot. drawLine returns the row in which the line ends, or -1
+// if it drew nothing.
 func (p *braillePlot) drawLine(s chartLine, top float64) (end int) {
 	end = -1
 	if top <= 0 || p.w == 0 || p.h == 0 {
@@ -268,7 +269,7 @@ func roundUp(v float64) float64 {
 	return 10 * p
 }
 
-// sparkline draws values in one row, with the latest value on the right.
+// sparkline draws a series of values in one row, with the latest value on the right.
 func sparkline(st *styles, values []float64, w int) string {
 	lines, _ := st.Bars(values, w, 1)
 	return lines[0]

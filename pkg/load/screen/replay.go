@@ -11,9 +11,9 @@ import (
 )
 
 // Replay is a Player of a finished run. It shows the seconds of the run again, at any speed. Counts
-// and rates are those of the shown moment. Percentiles of steps come from the intervals that ended
-// before this moment. The ledger, the verdict and percentiles that exist only for the whole run
-// appear at the end.
+// and rates are those of the moment that is shown. Percentiles of steps come from the intervals
+// that ended before this moment. The ledger, the verdict and percentiles that exist only for the
+// whole run appear at the end.
 type Replay struct {
 	result *load.Result
 	now    func() time.Time
@@ -42,7 +42,8 @@ type replayStep struct {
 	changed bool
 }
 
-// NewReplay returns a replay that begins at the start of a run. If clock is nil, it uses time.Now.
+// NewReplay returns a replay that begins at the start of a run. If the parameter clock is nil, the
+// replay uses time.Now.
 func NewReplay(r *load.Result, clock func() time.Time) *Replay {
 	if clock == nil {
 		clock = time.Now
@@ -212,7 +213,8 @@ func (p *Replay) phaseOf(name string) load.Phase {
 	return out
 }
 
-// addIntervals adds the intervals that end at t or earlier to the histograms of the steps.
+// addIntervals adds the latencies of each interval that ended at the time t or earlier to the
+// histograms of its step.
 func (p *Replay) addIntervals(t time.Duration) {
 	for ; p.nextInterval < len(p.intervals); p.nextInterval++ {
 		l := &p.intervals[p.nextInterval]

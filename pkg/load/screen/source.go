@@ -51,8 +51,8 @@ type Player interface {
 }
 
 // Run shows a run on a terminal until the run ends or the user leaves the screen. It restores the
-// terminal and returns how the user left. The terminal is given by in and out, and its abilities by
-// the environment env, which has the form of os.Environ.
+// terminal and returns how the user left. The parameters in and out are the input and the output of
+// the terminal. The environment env, in the form of os.Environ, says what the terminal can do.
 //
 // Run does not stop the load run when ctx ends; the caller must stop it. The screen stays until the
 // source is done, so that the user sees the drain. Only a replay ends when ctx ends.

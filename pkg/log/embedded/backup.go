@@ -14,17 +14,17 @@ import (
 	"github.com/notifyd/notifyd/pkg/backup"
 )
 
-// HoldTrim stops Trim and TrimOnce from removing records until the caller calls release. The caller
-// must call release exactly once.
+// HoldTrim stops Trim and TrimOnce from removing records until the caller calls the returned
+// function, release. The caller must call it exactly once.
 func (b *Broker) HoldTrim() (release func()) {
 	b.trimming.Lock()
 	return b.trimming.Unlock
 }
 
-// CopyState copies the broker's files into target, a folder. It does not copy the records, nor files
-// that are useful only to this process. The most important copied file holds the committed offsets of
-// the groups. Call CopyRecords after CopyState. Otherwise a copied committed offset could be after the
-// last copied record.
+// CopyState copies the broker's files into the folder target. It does not copy the records, nor
+// files that are useful only to this process. The most important file holds the committed offsets
+// of the groups. Call CopyRecords after CopyState, because otherwise a copied committed offset
+// could be after the last copied record.
 func (b *Broker) CopyState(target string) error {
 	if err := os.MkdirAll(target, 0o700); err != nil {
 		return fmt.Errorf("embedded log: %w", err)
@@ -45,11 +45,11 @@ func (b *Broker) CopyState(target string) error {
 	return nil
 }
 
-// CopyRecords copies all records that were acknowledged before it began into target, a folder. Full
-// segments become hard links, if the file system supports this. The growing segment is copied byte
-// by byte. The copy may end in the middle of a batch that was not acknowledged; Open removes this
-// part, as it does after a crash. The caller must call HoldTrim before CopyRecords, and may call
-// release only after CopyRecords has returned.
+// CopyRecords copies all records that were acknowledged before the copy began into the folder
+// target. Full segments become hard links, if the file system supports this. The growing segment is
+// copied byte by byte. The copy may end in the middle of a batch that was not acknowledged; Open
+// removes this part, as it does after a crash. The caller must call HoldTrim before CopyRecords,
+// and may allow trims again only after CopyRecords has returned.
 func (b *Broker) CopyRecords(target string) error {
 	parts, err := os.ReadDir(filepath.Join(b.cfg.Dir, "partitions"))
 	if err != nil {

@@ -41,7 +41,8 @@ type batch struct {
 
 func (b *batch) next() int64 { return b.first + b.count }
 
-// readBatch returns the batch at pos. ok is false if no undamaged batch starts at pos.
+// readBatch returns the batch at the byte position pos of a segment. The result ok is false if no
+// undamaged batch starts there.
 func readBatch(raw []byte, pos int) (b batch, ok bool) {
 	if pos < 0 || len(raw)-pos < batchHeader {
 		return b, false
@@ -78,10 +79,10 @@ func readdress(raw []byte, first int64, epoch int32) []byte {
 // this number in four bytes.
 const maxMarker = 1 << 30
 
-// markers returns batches that occupy the offsets [from, to). Each batch holds one record with
-// log.LostHeader, at the last offset of the batch. ms is the time of these records, in ms since 1970.
-// With markers the offsets of a partition do not change: no offset is used twice, and no committed
-// offset is outside the log.
+// markers returns batches that occupy the offsets [from, to) instead of lost records. Each batch
+// holds one record with log.LostHeader, at the last offset of the batch. The parameter ms is the
+// time of these records, in ms since 1970. With markers the offsets of a partition do not change:
+// no offset is used twice, and no committed offset is outside the log.
 func markers(from, to int64, epoch int32, ms int64) (out []byte) {
 	for from < to {
 		n := min(to-from, maxMarker)
@@ -112,9 +113,9 @@ const (
 	indexVersion = 1
 )
 
-// indexEpoch returns the leader epoch of batch n according to the index. ok is false if the index
-// has no undamaged entry for the batch. The broker writes the batch first and then the entry. So if
-// a kill cut the write of a batch, the batch has no entry.
+// indexEpoch returns the leader epoch of batch n according to the index of the segment. The second
+// result is false if the index has no undamaged entry for the batch. Because the broker writes the
+// batch first and then the entry, a batch whose write was cut by a kill has no entry.
 func indexEpoch(index []byte, n int) (int32, bool) {
 	if len(index) < (n+1)*indexEntry {
 		return 0, false

@@ -28,7 +28,7 @@ type Broker struct {
 	watch     *watcher
 	checked   checkResult
 	cuts      []Truncation
-	endsMu    sync.Mutex // held while ends are written; a trim keeps it until it has removed the records
+	endsMu    sync.Mutex // held while an ends file is written; a trim keeps it until it has removed the records
 	ends      ends       // content of the last written ends file
 
 	trimming sync.Mutex // held while records are removed, or while no record may be removed
@@ -221,7 +221,8 @@ func (b *Broker) Addr() string { return b.addr }
 // HasPort reports whether the broker has a port for readers.
 func (b *Broker) HasPort() bool { return !b.cfg.NoPort }
 
-// Dial connects to the broker within the process. It ignores the address. Clients of Dial may write.
+// Dial connects to the broker within the process, and ignores its parameters network and address.
+// Unlike clients of the port, clients that use Dial may write.
 func (b *Broker) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	return b.dial(ctx, network, address)
 }
@@ -249,14 +250,14 @@ func (b *Broker) CommittedNow() (map[string]map[string]map[int32]int64, error) {
 // no acknowledged record.
 func (b *Broker) Torn() []Torn { return b.checked.torn }
 
-// Truncated returns the partitions whose ends the broker cut when it opened. The list should be
-// empty, because the check repaired every damaged partition before.
+// Truncated returns the partitions whose ends the broker cut when it opened the log. The list
+// should be empty, because the check repaired every damaged partition before.
 func (b *Broker) Truncated() []Truncation { return b.cuts }
 
-// Partitions returns the number of partitions of topic, or 0 if the topic does not exist. For a
-// configured topic it returns the number at the start and does not ask the broker, because the
-// broker answers only between two batches and their fsyncs. Every intake request calls Partitions,
-// and a batch request calls it six times.
+// Partitions returns the number of partitions of a topic, or 0 if the topic does not exist. For a
+// configured topic it returns the number that the topic had at the start. It does not ask the
+// broker, because the broker answers only between two batches and their fsyncs. Every intake
+// request calls Partitions, and a batch request calls it six times.
 func (b *Broker) Partitions(topic string) int {
 	if n, ok := b.counts[topic]; ok {
 		return n

@@ -32,7 +32,7 @@ type checker struct {
 	now     time.Time
 	buffers sync.Pool // *bytes.Buffer
 
-	mu sync.Mutex // guards the fields below while goroutines check partitions
+	mu sync.Mutex // guards the fields below while several goroutines check partitions
 	checkResult
 	found  []Loss         // losses that this start has found
 	todo   []func() error // repairs, which run after the losses were written to the report
@@ -49,8 +49,8 @@ type checkResult struct {
 	commits map[place]map[string]int64 // by partition and group
 }
 
-// check finds the damage of the log in cfg.Dir, writes the losses to the report, and repairs the
-// segments. The broker must not have opened the log yet.
+// check finds the damage of the log in the folder cfg.Dir, writes the losses to the report, and
+// repairs the segments. The broker must not have opened the log yet.
 func check(cfg Config) (_ checkResult, err error) {
 	c := &checker{cfg: cfg, now: time.Now(), buffers: sync.Pool{New: func() any { return new(bytes.Buffer) }}}
 	c.next = map[place]int64{}
@@ -256,9 +256,10 @@ func (c *checker) checkPartition(p place, segments []int64) (next int64, err err
 	return next, nil
 }
 
-// checkStart finds missing segments at the start of a partition. raw is the first segment that
-// exists, and base is its first offset. Only a trim removes such segments, and before the removal
-// it stores the new first offset. So segments after that offset must exist.
+// checkStart finds missing segments at the start of a partition. The parameter raw is the content
+// of the first segment that exists, and base is its first offset. Only a trim may remove segments
+// at the start, and before it does so it stores the new first offset. So segments after that offset
+// must exist.
 func (c *checker) checkStart(p place, base int64, raw []byte) {
 	at, ok := c.ends.of(p)
 	if !ok || at.Start >= base || at.Start >= at.End {
@@ -323,7 +324,8 @@ func countOf(raw []byte) int64 {
 	return n
 }
 
-// addLoss adds a gap to the losses. It keeps the bytes that were found in the gap for an investigation.
+// addLoss adds a gap to the losses. If bytes were found in the gap, it keeps them in a file, so
+// that they can be investigated.
 func (c *checker) addLoss(p place, g gap) {
 	l := Loss{
 		Topic: p.topic, Partition: p.partition, From: g.from, To: g.to, Found: c.now.UTC().Truncate(time.Millisecond),
@@ -345,8 +347,9 @@ func (c *checker) addLoss(p place, g gap) {
 	c.found = append(c.found, l)
 }
 
-// queueRewrite queues the replacement of a segment and its index. The replacement first removes the
-// broker's snapshot of the partition, because the snapshot describes the old files.
+// queueRewrite plans the replacement of a segment and its index, which happens after the losses
+// were reported. The replacement first removes the broker's snapshot of the partition, because the
+// snapshot describes the old files.
 func (c *checker) queueRewrite(folder string, base int64, raw []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -47,7 +47,7 @@ func readCommits(dir string) (map[place]map[string]int64, error) {
 	return out, nil
 }
 
-// byGroup changes the order of the keys of commits to group, topic and partition.
+// byGroup rearranges committed offsets, so that they are found by group, topic and partition.
 func byGroup(commits map[place]map[string]int64) map[string]map[string]map[int32]int64 {
 	out := map[string]map[string]map[int32]int64{}
 	for p, groups := range commits {

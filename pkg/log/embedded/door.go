@@ -22,7 +22,7 @@ type door struct {
 	conns  chan net.Conn  // connections that the broker has not accepted yet
 	slots  chan struct{}  // holds a token for each connection through the port
 	closed chan struct{}  // closed by Close
-	close  sync.Once      // guards the close of closed
+	close  sync.Once      // closes the channel closed only once
 	loops  sync.WaitGroup // goroutines of serve
 }
 
@@ -70,9 +70,9 @@ func (d *door) listenSocket(name string) error {
 	return nil
 }
 
-// serve accepts connections from l in a goroutine until the door is closed. It passes each
-// connection to wrap, and the result of wrap to the broker. wrap returns nil if it has closed the
-// connection.
+// serve accepts connections from a listener in a goroutine until the door is closed. It passes each
+// connection to the function wrap, and the connection that this function returns to the broker. The
+// function returns nil if it has closed the connection.
 func (d *door) serve(l net.Listener, wrap func(net.Conn) net.Conn) {
 	d.ways = append(d.ways, l)
 	d.loops.Go(func() {

@@ -47,8 +47,8 @@ func (e *ends) of(p place) (b bounds, ok bool) {
 	return b, false
 }
 
-// sameBoot reports whether the machine has run without a restart since e was written. If so, all
-// bytes that a process wrote before it was killed are in the files, synced or not.
+// sameBoot reports whether the machine has run without a restart since the ends were written. If
+// so, all bytes that a process wrote before it was killed are in the files, synced or not.
 func (e *ends) sameBoot() bool { return e.Boot != "" && e.Boot == bootID() }
 
 func bootID() string {
@@ -63,8 +63,8 @@ func endsFile(dir string, seq uint64) string {
 	return filepath.Join(dir, fmt.Sprintf("ends.%d", seq%2))
 }
 
-// readEnds returns the latest ends that were written completely. If there are none, it returns empty
-// ends.
+// readEnds returns the content of the latest ends file that was written completely. If there is
+// none, the result is empty.
 func readEnds(dir string) (latest ends, err error) {
 	for i := range uint64(2) {
 		raw, err := os.ReadFile(endsFile(dir, i))
@@ -142,8 +142,9 @@ func writeEndsIfMoved(b *Broker) error {
 	return writeEndsLocked(b, nil)
 }
 
-// writeEndsLocked writes the ends if they have moved. starts holds the first offsets that a trim
-// will set after this call. The caller holds b.endsMu.
+// writeEndsLocked writes an ends file if the start or the end of a partition has moved, or if the
+// machine was restarted, since the last ends file was written. The parameter starts holds the first
+// offsets that a trim will set after this call. The caller holds b.endsMu.
 func writeEndsLocked(b *Broker, starts map[place]int64) error {
 	now := ends{Seq: b.ends.Seq + 1, Boot: bootID(), Parts: make(map[string][]bounds, len(b.cfg.Topics))}
 	moved := b.ends.Boot != now.Boot

@@ -18,7 +18,7 @@ type Guard struct {
 	cap, minFree int64
 
 	size     atomic.Int64 // bytes of the log at the last measurement
-	appended atomic.Int64 // bytes that Appended reported after the last measurement
+	appended atomic.Int64 // bytes that were appended after the last measurement (see Appended)
 	free     atomic.Int64 // free bytes on the volume; -1: not known
 	slowest  atomic.Int64 // duration of the last fsync of the probe, ns
 	noSpace  atomic.Bool  // true: a write failed for lack of space after the last measurement
@@ -81,8 +81,8 @@ func diskFull(msg string) error {
 	return &notify.Error{Kind: notify.KindUnavailable, Code: "disk_full", Msg: msg, RetryAfter: 5 * time.Second}
 }
 
-// Appended adds bytes that were just appended to the size of the log, so that the cap also holds
-// between two measurements.
+// Appended tells the guard how many bytes were just appended to the log. The guard adds them to the
+// last measured size, so that the cap also holds between two measurements.
 func (g *Guard) Appended(bytes int) { g.appended.Add(int64(bytes)) }
 
 // Usage is a snapshot for metrics and doctor.

@@ -38,7 +38,7 @@ type ackedEnd struct {
 	end     atomic.Int64
 	waiting atomic.Int32
 	mu      sync.Mutex
-	grown   chan struct{} // closed and replaced when end has grown; mu guards this field
+	grown   chan struct{} // closed and replaced when the field end has grown; mu guards this field
 
 	reads reads
 }
@@ -73,7 +73,7 @@ func (h *ackedEnd) waitAbove(ctx context.Context, offset int64) (int64, error) {
 		h.mu.Lock()
 		grown := h.grown
 		h.mu.Unlock()
-		if h.end.Load() <= offset { // if end is greater, it grew before waiting was raised, and no signal will follow
+		if h.end.Load() <= offset { // otherwise the end grew before h.waiting was raised, and no signal will follow
 			select {
 			case <-grown:
 			case <-ctx.Done():
@@ -95,8 +95,8 @@ func (b *Broker) raiseAckedEnds(topic string, infos []*kfake.PartitionInfo) {
 	}
 }
 
-// Appended tells the readers of tp that all records below the offset next were acknowledged. Without
-// Appended, the readers would wait until this package asks the broker again.
+// Appended tells the readers of the partition tp that all records before the offset next were
+// acknowledged. Without this call, the readers would wait until this package asks the broker again.
 func (b *Broker) Appended(tp log.TopicPartition, next int64) {
 	if h := b.ackedEnds[place{tp.Topic, tp.Partition}]; h != nil {
 		h.raise(next)
@@ -147,7 +147,7 @@ type tail struct {
 
 	f     *os.File // open file; nil: no file was opened yet
 	base  int64    // first offset of the file
-	pos   int64    // position in the file: of the batch that holds next, or the end of the file
+	pos   int64    // position in the file: that of the batch with the offset next, or the end of the file
 	ahead []byte   // read buffer
 }
 
@@ -187,9 +187,9 @@ func (t *tail) Next(ctx context.Context) (log.Fetched, error) {
 	}
 }
 
-// fetch adds the records of the batches at the position t.pos to f. At the end of a file it adds no
-// record. If another reader reads or has read the same position, fetch takes the records of that
-// reader.
+// fetch reads the batches at the position t.pos and adds their records to f. At the end of a file
+// it adds no record. If another reader reads or has read the same position, fetch takes the records
+// of that reader.
 func (t *tail) fetch(ctx context.Context, f *log.Fetched) error {
 	if t.f == nil {
 		if err := t.openAtNext(); err != nil {
@@ -268,8 +268,8 @@ func (t *tail) readBatches(f *log.Fetched) error {
 	return nil
 }
 
-// readBatch adds the records of the batch at the beginning of raw to f, and moves t.pos and t.next
-// to the following batch. It returns the size of the batch.
+// readBatch adds the records of one batch to f, and moves t.pos and t.next to the following batch.
+// The batch is at the beginning of the bytes raw. readBatch returns the size of the batch.
 func (t *tail) readBatch(f *log.Fetched, raw []byte) (size int, err error) {
 	b, ok := readBatch(raw, 0)
 	switch {
@@ -289,8 +289,8 @@ func (t *tail) readBatch(f *log.Fetched, raw []byte) (size int, err error) {
 	return b.size, nil
 }
 
-// sizeOf returns the size of the batch at the beginning of raw. If raw is shorter than a header, it
-// returns the size of a header.
+// sizeOf returns the size of the batch at the beginning of the given bytes. If these are fewer
+// bytes than a header has, it returns the size of a header.
 func sizeOf(raw []byte) int64 {
 	if len(raw) < batchHeader {
 		return batchHeader
@@ -344,8 +344,8 @@ func (t *tail) open(base int64) error {
 	return nil
 }
 
-// openNextFile opens the next file of the partition. It begins at the offset at which the present
-// file ends.
+// openNextFile opens the next file of the partition, which begins at the offset at which the
+// present file ends.
 func (t *tail) openNextFile() error {
 	bases, err := segmentBases(t.dir)
 	if err != nil {

@@ -23,11 +23,11 @@ type Loss struct {
 	From      int64     `json:"from"` // offset of the first lost record
 	To        int64     `json:"to"`   // offset after the last lost record
 	Found     time.Time `json:"found"`
-	// Committed holds, for each group that reads the topic, the committed offset at the time Found. The
-	// group had done all records below that offset.
+	// Committed holds, for each group that reads the topic, the committed offset when the loss was
+	// found. The group had done all records below that offset.
 	Committed map[string]int64 `json:"committed,omitempty"`
-	// Kept is the value of Config.Kept at the time Found. Records below this offset were stored
-	// elsewhere.
+	// Kept is the value of Config.Kept when the loss was found. Records below this offset were
+	// stored elsewhere.
 	Kept int64 `json:"kept"`
 	// After is the time of the record before the range. Before is the time of the record after the
 	// range. Both are in ms since 1970. 0: not known.
@@ -76,9 +76,9 @@ func readLosses(dir string) (all []Loss, err error) {
 	return all, nil
 }
 
-// addLosses adds found to the losses file durably and returns all losses. The caller must repair
-// the segments only after this: if the process ends between the two steps, the next start finds the
-// same losses again.
+// addLosses adds the losses that were found to the losses file durably, and returns all losses in
+// the file. The caller must repair the segments only afterwards. If the process ends between the
+// two steps, the next start then finds the same losses again.
 func addLosses(dir string, found []Loss) ([]Loss, error) {
 	all, err := readLosses(dir)
 	if err != nil || len(found) == 0 {

@@ -27,8 +27,8 @@ type segmentContext struct {
 	knownEnd  int64 // other files prove that the log held every offset below knownEnd; 0: there is no such proof
 }
 
-// walkUndamaged reads the batches of a segment in order. It returns ok = false at the first damage;
-// then the caller must call mend.
+// walkUndamaged reads the batches of a segment in order. At the first damage it stops and returns
+// false as the result ok; then the caller must call mend.
 func walkUndamaged(raw, index []byte, s segmentContext) (next, latest int64, epoch int32, ok bool) {
 	pos := 0
 	next = s.first
@@ -123,8 +123,8 @@ func (m *mended) hasWrongOffset(raw []byte, b *batch, s segmentContext) bool {
 	return s.knownEnd == then || s.knownEnd <= b.first
 }
 
-// skipDamage handles the bytes at pos, which are not an undamaged batch. It returns the position of the
-// next undamaged batch, or the end of raw.
+// skipDamage handles the bytes at the position pos of a segment, which are not an undamaged batch.
+// It returns the position of the next undamaged batch, or the end of the segment.
 func (m *mended) skipDamage(raw []byte, pos int, s segmentContext) int {
 	b, found := findBatch(raw, pos+1, m.next, s.maxFirst())
 	end := len(raw)
@@ -146,9 +146,9 @@ func (m *mended) skipDamage(raw []byte, pos int, s segmentContext) int {
 	return end
 }
 
-// repairHeader adds raw as a batch with a corrected header, and returns true. It returns false and
-// adds nothing if more than the header was damaged, or if the offset after the batch is not
-// wantNext. A wantNext of -1 accepts any offset.
+// repairHeader adds the bytes raw as a batch with a corrected header, and returns true. It returns
+// false and adds nothing if more than the header was damaged, or if the offset after the batch is
+// not wantNext. A wantNext of -1 accepts any offset.
 func (m *mended) repairHeader(raw []byte, wantNext int64) bool {
 	if len(raw) < batchHeader {
 		return false

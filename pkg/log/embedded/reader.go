@@ -33,9 +33,9 @@ var readable = []kmsg.Key{
 
 // readerConn is a connection through the port. The broker must not get the bytes of such a client:
 // it would end the process at an unknown request, allocate any length that a request states, and
-// execute any request. So readerConn parses each request and refuses requests that are not in
-// readable. It limits an accepted request and encodes it again for the broker. After a refused
-// request the connection ends.
+// execute any request. So readerConn parses each request and refuses requests that the list
+// readable does not contain. It limits an accepted request and encodes it again for the broker.
+// After a refused request the connection ends.
 type readerConn struct {
 	net.Conn
 	release func() // gives back the connection's slot
@@ -58,7 +58,8 @@ func (r *readerConn) Close() error {
 	return r.Conn.Close()
 }
 
-// Read returns only the bytes of requests that admit accepted.
+// Read gives the broker the requests of the client. It gives only requests that have passed the
+// check (admit), encoded again.
 func (r *readerConn) Read(p []byte) (int, error) {
 	if len(r.in) == 0 {
 		frame, err := r.readRequest()
@@ -104,8 +105,9 @@ func (r *readerConn) readRequest() ([]byte, error) {
 
 var errRefused = errors.New("embedded log: the port is for reading only")
 
-// admit parses and checks a request. body is the request without its length. admit returns the request
-// encoded again, with its length. So the broker gets only bytes that this package has parsed.
+// admit parses and checks a request, which it gets without the length before it. It returns the
+// request encoded again, with its length, so that the broker gets only bytes that this package has
+// parsed.
 func admit(body []byte) (frame []byte, a pendingRequest, err error) {
 	b := kbin.Reader{Src: body}
 	a = pendingRequest{b.Int16(), b.Int16()}
@@ -162,9 +164,9 @@ func limitFetch(q *kmsg.FetchRequest) {
 }
 
 // Write sends a response to the client. The broker writes each response in one call. Clients send
-// only requests that the ApiVersions response offers, so Write removes the requests that are not
-// readable from that response. Only Produce stays there, although readerConn refuses it:
-// librdkafka, which kcat uses, does not fetch from a broker that does not offer Produce.
+// only requests that the ApiVersions response offers, so Write removes from that response the
+// requests that readerConn would refuse. Only Produce stays there, although readerConn refuses it,
+// too: librdkafka, which kcat uses, does not fetch from a broker that does not offer Produce.
 func (r *readerConn) Write(p []byte) (int, error) {
 	r.mu.Lock()
 	var a pendingRequest

@@ -15,13 +15,13 @@ type reads struct {
 	mu     sync.Mutex     // guards the fields below
 	open   int            // number of open readers
 	latest [2]*sharedRead // reads that no other reader has used yet
-	turn   int            // index of the entry of latest to replace next
+	turn   int            // index in latest of the entry to replace next
 }
 
-// sharedRead is one read at a position. Until done is closed, it belongs to the reader that makes
-// the read. After that no goroutine changes it.
+// sharedRead is one read at a position. Until the channel done is closed, it belongs to the reader
+// that makes the read. After that no goroutine changes it.
 type sharedRead struct {
-	at, behind readPos       // positions before and after the read
+	at, behind readPos       // positions before the read and after it
 	found      log.Fetched   // result; a read without records cannot be shared
 	done       chan struct{} // finishRead closes it after it has set the fields above
 }
@@ -30,8 +30,8 @@ type sharedRead struct {
 // next offset.
 type readPos struct{ base, pos, next int64 }
 
-// opened adds an open reader to the count, and closed subtracts it. With a single reader, reads
-// keeps no sharedRead.
+// opened adds a new reader to the count of open readers, and the method closed subtracts it again.
+// While there is only one reader, no read is kept for other readers.
 func (r *reads) opened() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -46,9 +46,9 @@ func (r *reads) closed() {
 	}
 }
 
-// claimRead returns the read at the position at. If mine is true, the caller must make the read and
-// call finishRead. If mine is false, another reader makes this read or has made it, and the caller
-// must wait for done.
+// claimRead returns the read at the given position. If the result mine is true, the caller must
+// make the read and then call finishRead. Otherwise another reader makes this read or has made it,
+// and the caller must wait until the channel done of the read is closed.
 func (r *reads) claimRead(at readPos) (_ *sharedRead, mine bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -66,8 +66,8 @@ func (r *reads) claimRead(at readPos) (_ *sharedRead, mine bool) {
 	return e, true
 }
 
-// finishRead publishes the result of a read: the records, and in end the position after the read. A
-// read without records is not kept.
+// finishRead publishes the result of a read: the records that were found, and the position after
+// the read (the parameter end). A read without records is not kept.
 func (r *reads) finishRead(e *sharedRead, end readPos, found log.Fetched) {
 	if len(found.Records) == 0 {
 		r.mu.Lock()

@@ -77,7 +77,7 @@ func (g *Guard) probe(f syncer) {
 	}
 }
 
-// measure measures the size of the log and the free space of the volume, and stores both in the
+// measure determines the size of the log and the free space of the volume, and stores both in the
 // guard.
 func (b *Broker) measure() error {
 	before := b.guard.appended.Load()
@@ -101,7 +101,7 @@ func (b *Broker) measure() error {
 		b.guard.noSpace.Store(false)
 	}
 	b.guard.size.Store(size)
-	b.guard.appended.Add(-before) // size now includes these bytes
+	b.guard.appended.Add(-before) // the measured size includes these bytes
 	return nil
 }
 
@@ -129,10 +129,10 @@ func dirSize(dir string) (int64, error) {
 	return size, nil
 }
 
-// Trim removes records every Config.TrimEvery until ctx ends. For each topic and partition, safe
-// returns an offset: every record below it is sealed in history and has a durable outcome.
-// Partitions that are missing in the result are not trimmed. Only the removal of a whole segment
-// frees space.
+// Trim removes records every Config.TrimEvery until ctx ends. The function safe returns, for each
+// topic and partition, the offset below which records may be removed: each of them is sealed in
+// history and has a durable outcome. Partitions that are missing in its result are not trimmed.
+// Only the removal of a whole segment frees space.
 func (b *Broker) Trim(ctx context.Context, safe func() map[string]map[int32]int64) error {
 	tick := time.NewTicker(b.cfg.TrimEvery)
 	defer tick.Stop()
@@ -148,8 +148,9 @@ func (b *Broker) Trim(ctx context.Context, safe func() map[string]map[int32]int6
 	}
 }
 
-// TrimOnce removes the records below the offsets in safe. It never removes the last record of a
-// partition, because after a crash this record shows where the partition ends.
+// TrimOnce removes the records below the given offsets, which are of the same kind as those for
+// Trim. It never removes the last record of a partition, because after a crash this record shows
+// where the partition ends.
 func (b *Broker) TrimOnce(safe map[string]map[int32]int64) error {
 	if !b.trimming.TryLock() {
 		return nil // HoldTrim is in effect; a later call trims

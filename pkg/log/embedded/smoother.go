@@ -28,8 +28,9 @@ func newSmoother(cfg Config) *smoother {
 	return &smoother{dir: cfg.Dir, open: make(map[string]*growing)}
 }
 
-// findSegments opens the last segment of each partition. If it cannot read a folder or open a file, it
-// does nothing until the next call. This is harmless, because smoothing is optional.
+// findSegments opens the last segment of each partition, unless it is already open. If it cannot
+// read a folder, it opens nothing, and it skips a file that it cannot open. The next call tries
+// again. This is harmless, because smoothing is optional.
 func (s *smoother) findSegments() {
 	if s == nil {
 		return

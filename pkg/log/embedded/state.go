@@ -47,8 +47,8 @@ const stateVersion = 1
 
 // repairState writes meta.json and topics.json again if they are missing or cannot be read, or if
 // topics.json omits partitions that have segments. The folders show what the files must contain, so
-// nothing is lost. Call repairState after the segments were repaired. ends holds the stored ends of
-// the partitions.
+// nothing is lost. Call repairState after the segments were repaired. The parameter ends holds the
+// stored ends of the partitions.
 func repairState(cfg Config, ends *ends) error {
 	most := map[string]int{} // number of partitions of each topic, according to the segments
 	err := eachSegment(cfg.Dir, func(folder string, _, _ int64) {
@@ -125,7 +125,8 @@ func moveDamagedAside(cfg Config) error {
 	return nil
 }
 
-// readState decodes a file into v. ok is false if the file is missing or if it cannot be decoded.
+// readState decodes a file into v. The result ok is false if the file is missing or cannot be
+// decoded.
 func readState(dir, name string, v any) (ok bool, err error) {
 	raw, err := os.ReadFile(filepath.Join(dir, name))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -14,8 +14,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// storeID returns the id of the log in dir. For an empty folder it makes an id. expected is the id that
-// the database holds. If storeID refuses, it returns the error store_id_mismatch.
+// storeID returns the id of the log in a folder. For an empty folder it makes an id. The parameter
+// expected is the id that the database holds. If the two do not belong together, storeID returns
+// the error "store_id_mismatch" ("refused" in this table):
 //
 //	folder              expected  result
 //	empty               none      a new id
@@ -58,15 +59,16 @@ func mismatch(format string, args ...any) error {
 	return &notify.Error{Kind: notify.KindConflict, Code: "store_id_mismatch", Msg: fmt.Sprintf(format, args...)}
 }
 
-// hasRecords reports whether any partition of the log in dir holds a record.
+// hasRecords reports whether any partition of the log in the folder dir holds a record.
 func hasRecords(dir string) (bool, error) {
 	found := false
 	err := eachSegment(dir, func(_ string, _ int64, size int64) { found = found || size > 0 }) // an empty file holds no record
 	return found, err
 }
 
-// eachSegment calls fn for every segment of the log in dir: with the name of the partition's folder,
-// the first offset of the segment, and the size of the segment in bytes.
+// eachSegment calls the function fn for every segment of the log in the folder dir. The function
+// gets the name of the partition's folder, the first offset of the segment, and the size of the
+// segment in bytes.
 func eachSegment(dir string, fn func(partition string, base, size int64)) error {
 	root := filepath.Join(dir, "partitions")
 	parts, err := os.ReadDir(root)

@@ -53,7 +53,7 @@ func cutTornEntry(name string) (cut int64, err error) {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// wholeEntries returns the length of the undamaged entries at the beginning of raw. An entry has
+// wholeEntries returns the length of the undamaged entries at the beginning of a list. An entry has
 // three parts: the length of its body, the checksum of its body (both little-endian), and the body.
 // The body begins with a version of two bytes.
 func wholeEntries(raw []byte) int {

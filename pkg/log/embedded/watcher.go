@@ -64,7 +64,7 @@ func (w *watcher) logLimited(at slog.Level, format, text string) {
 	}
 }
 
-// logSuppressed logs the number of warnings of a span that were not logged. The caller holds mu.
+// logSuppressed logs how many warnings of a span were not logged. The caller holds w.mu.
 func (w *watcher) logSuppressed(e *repeatedWarning) {
 	if e != nil && e.lines > repeatLines {
 		w.cfg.Logger.Log(context.Background(), e.at, "embedded log: more warnings of this kind were not logged", "times", e.lines-repeatLines, "within", repeatSpan, "last", e.last)
