@@ -160,8 +160,9 @@ func runDev(ctx context.Context, p *program, o *devOptions) (err error) {
 		context, err = writeContext(ctx, p, o, term.Context{Server: apiURL, TokenFile: filepath.Join(dir, "token"), Simulators: urls.Control})
 	}
 	if err == nil {
-		// Set the caller's secret before the node runs. The node may make a callback of an earlier
-		// start at once, and the simulated receiver expects a signature with this secret.
+		// Set the caller's secret before the node runs. As soon as the node runs, it may make
+		// callbacks of triggers that were registered before a restart, and the simulated receiver
+		// expects signatures with this secret.
 		err = n.SeedCaller(ctx, "dev", []string{urls.Callback + "/"}, secret)
 	}
 	if err != nil {

@@ -129,7 +129,7 @@ type SuppressionLifted struct {
 	StillSuppressed bool   `json:"suppressed"` // another profile still suppresses it
 }
 
-// Suppressions lists the suppressed addresses by user and address. It needs the scope "observe".
+// Suppressions lists the suppressed addresses that f selects, ordered by user and address. It needs the scope "observe".
 func (cl *Client) Suppressions(ctx context.Context, f SuppressionFilter, cursor string, limit int) (Suppressions, error) {
 	q := f.Query()
 	setText(q, "cursor", cursor)

@@ -336,7 +336,7 @@ func (l *Ledger) Arrivals(cursor int64) (rows []byte, next int64, err error) {
 	if cursor < onDisk { // rows on disk do not change, so they can be read without a lock
 		rows = make([]byte, min(maxArrivalsAnswer, (onDisk-cursor)*arrivalBytes))
 		if _, err := a.f.ReadAt(rows, cursor*arrivalBytes); err != nil {
-			return nil, 0, fmt.Errorf("arrivals: %w", unexpectedEOF(err))
+			return nil, 0, fmt.Errorf("cannot read the arrivals of the ledger: %w", unexpectedEOF(err))
 		}
 	}
 	return rows, cursor + int64(len(rows))/arrivalBytes, nil

@@ -84,8 +84,8 @@ func (f *flights) leaveLocked(id string) {
 	}
 }
 
-// takeEmptyKeys returns the keys of flights without triggers, each key only once. The caller must
-// delete the rows with these keys.
+// takeEmptyKeys returns the keys of flights without triggers, and forgets them, so that no later
+// call returns them again. The caller must delete the rows with these keys.
 func (f *flights) takeEmptyKeys() (keys [][]byte) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -24,8 +24,9 @@ type nearDelivery struct {
 	receives int
 }
 
-// nearLine releases near timers. A near timer is due so soon that loading may already have read
-// past its fire time. So writers also send it through the queue.
+// nearLine releases near timers. A near timer is due very soon: when it is stored, the engine may
+// already have loaded the stored timers of that time, and would miss this timer. So writers also
+// send near timers through the queue.
 type nearLine struct{ *Engine }
 
 // consume releases near timers from the queue until ctx ends. It puts timers of this engine's

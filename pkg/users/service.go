@@ -324,9 +324,10 @@ func (s *Service) updateProfile(ctx context.Context, user string, fn func(*engin
 	}
 }
 
-// beginWrite registers that a write of the user is in progress, so that applyChanges records newer
-// versions. The caller holds the user's lock in userLocks. It must call the returned function after
-// the write.
+// beginWrite registers that a write of the user is in progress. Until the write ends, applyChanges
+// records the latest version that it reads of this user's profile, so that the write does not replace
+// a newer profile in memory. The caller holds the user's lock in userLocks, and must call the returned
+// function after the write.
 func (s *Service) beginWrite(user string) (end func()) {
 	s.applyMu.Lock()
 	s.writesInProgress[user] = new(uint64)

@@ -272,8 +272,9 @@ func (c *cluster) countChanged(ctx context.Context, before map[notify.RowKey]not
 }
 
 // countUnrecorded returns the number of receivers that were sent twice although no row of their
-// request records it. It compares the numbers of each request, not the totals: a row may record
-// more receivers than were really sent twice, and would then hide an error in another request.
+// request records it. It compares the numbers of each request. Totals would not be enough, because
+// one row may record more receivers than were really sent twice: in the totals, this surplus would
+// hide a record that is missing for another request.
 func (c *cluster) countUnrecorded(ctx context.Context, bases []notify.Base) (n int64) {
 	fans := rig.Must(c.v.Fans(ctx))
 	for _, base := range bases {

@@ -255,9 +255,9 @@ func (b *Broker) Torn() []Torn { return b.checked.torn }
 func (b *Broker) Truncated() []Truncation { return b.cuts }
 
 // Partitions returns the number of partitions of a topic, or 0 if the topic does not exist. For a
-// configured topic it returns the number that the topic had at the start. It does not ask the
-// broker, because the broker answers only between two batches and their fsyncs. Every intake
-// request calls Partitions, and a batch request calls it six times.
+// configured topic it returns the number that the topic had at the start, and does not ask kfake.
+// kfake answers only between two batches and their fsyncs, but every intake request calls
+// Partitions, and a batch request calls it six times.
 func (b *Broker) Partitions(topic string) int {
 	if n, ok := b.counts[topic]; ok {
 		return n

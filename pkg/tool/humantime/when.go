@@ -328,7 +328,7 @@ func (p *parser) wallClock(y int, mo time.Month, d, h, m, s int) (time.Time, err
 	case 1:
 		return found[0], nil
 	case 0:
-		return time.Time{}, notify.Invalid("bad_time", p.field, fmt.Sprintf("%q: clocks in %s skip %s, because they are put forward; write another time or an offset", p.text, p.loc, show))
+		return time.Time{}, notify.Invalid("bad_time", p.field, fmt.Sprintf("%q: the local time %s does not exist in %s, because the clocks change there; write another time, or an offset such as +02:00", p.text, show, p.loc))
 	}
 	a, b := found[0], found[1]
 	if b.Before(a) {

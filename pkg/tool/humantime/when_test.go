@@ -93,7 +93,7 @@ func TestRefused(t *testing.T) {
 		{"in", "no duration"}, {"in m", "no whole number"}, {"in 5", "no unit"}, {"in 1.5h", "a fraction"}, {"in -5m", "no whole number"},
 		{"in 5 fortnights", "the unit"}, {"in 30m 1h", "from the largest to the smallest"}, {"in 1h 1h", "from the largest to the smallest"},
 		{"in 0m", "is zero"}, {"in 9999999999m", "a hundred years"}, {"in 9999999h", "a hundred years"}, {"in 1000000000000000000s", "a hundred years"}, {"in 1e18s", "the unit"}, {"in 36600d 1s", "a hundred years"}, {"in 999999999h", "a hundred years"}, {"in 10m tomorrow", "no whole number"},
-		{"2026-03-29 02:30", "skip 2026-03-29 02:30:00"},
+		{"2026-03-29 02:30", "the local time 2026-03-29 02:30:00 does not exist"},
 		{"2026-10-25 02:30", "write 2026-10-25T02:30:00+02:00 or 2026-10-25T02:30:00+01:00"},
 		{"2026-10-25 02:00", "twice"},
 	} {
