@@ -43,5 +43,5 @@ func TestLater(t *testing.T) {
 	f(laterOptions{at: "soon"}, "--at")
 	f(laterOptions{in: "tomorrow"}, "--in")
 	f(laterOptions{in: "1m", zone: "Mars/Base"}, "--tz")
-	f(laterOptions{at: "2026-03-29 02:30", zone: "Europe/Berlin"}, "skip 2026-03-29 02:30:00")
+	f(laterOptions{at: "2026-03-29 02:30", zone: "Europe/Berlin"}, "the local time 2026-03-29 02:30:00 does not exist")
 }
