@@ -161,7 +161,7 @@ func TestReadsComeFromThePrimary(t *testing.T) {
 	_, err := s.Migrate(t.Context(), engine.Up)
 	must(t, err)
 	for _, f := range s.Doctor(t.Context()) {
-		if f.Check == "postgres standbys" && (f.Level != "ok" || !strings.Contains(f.Detail, "1 synchronous")) {
+		if f.Check == "postgres standbys" && (f.Level != "ok" || !strings.Contains(f.Detail, "1 of them synchronous")) {
 			t.Errorf("%+v", f)
 		}
 	}
