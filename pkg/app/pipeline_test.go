@@ -32,37 +32,48 @@ func TestPipeline(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- p.Run(ctx) }()
-	defer func() {
-		stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	}()
-	ready, done := context.WithTimeout(ctx, 5*time.Minute)
+	defer runPipeline(t, p)()
+	patience, done := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer done()
-	if err := p.Ready(ready); err != nil {
-		t.Fatal(err)
-	}
 	tr := api.NewTransport(1)
 	defer tr.CloseIdleConnections()
 	cl := &api.Client{BaseURL: p.URL, HTTPClient: &http.Client{Transport: tr}, Token: func(context.Context) (string, error) { return p.Token, nil }}
 	body := `{"channel":"push","category":"marketing","content":{"title":"t","body":"b"},"receivers":["u00000001","u00000999"]}`
-	if _, err := cl.Post(ctx, "/v1/notifications:fanout", api.TypeJSON, []byte(body), ""); err != nil {
+	if _, err := cl.Post(t.Context(), "/v1/notifications:fanout", api.TypeJSON, []byte(body), ""); err != nil {
 		t.Fatal(err)
 	}
 	for taken.Load() < 2 {
 		select {
 		case <-time.After(10 * time.Millisecond):
-		case <-ready.Done():
+		case <-patience.Done():
 			t.Fatal("nothing was delivered")
 		}
 	}
 	if taken.Load() != 2 || fans.Load() != 2 {
 		t.Errorf("%d receivers, %d with the address of their profile", taken.Load(), fans.Load())
 	}
+}
+
+// runPipeline starts p and waits until it is ready. The caller must call stop, which waits until p
+// has ended.
+func runPipeline(t *testing.T, p *Pipeline) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- p.Run(ctx) }()
+	stop = func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+	ready, done := context.WithTimeout(ctx, 5*time.Minute)
+	defer done()
+	if err := p.Ready(ready); err != nil {
+		stop()
+		t.Fatal(err)
+	}
+	return stop
 }
 
 // What the configuration does not know is refused, and nothing stays open.
@@ -83,18 +94,7 @@ func TestLocalLoadNeedsHarmlessProviders(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			ctx, stop := context.WithCancel(t.Context())
-			ended := make(chan error, 1)
-			go func() { ended <- p.Run(ctx) }()
-			defer func() {
-				stop()
-				if err := <-ended; err != nil {
-					t.Error(err)
-				}
-			}()
-			if err := p.Ready(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			defer runPipeline(t, p)()
 			transport := api.NewTransport(0)
 			defer transport.CloseIdleConnections()
 			cl := &api.Client{

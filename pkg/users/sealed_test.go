@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/notifyd/notifyd/pkg/engine"
+	"github.com/notifyd/notifyd/pkg/notify"
 	"github.com/notifyd/notifyd/pkg/secrets"
 )
 
@@ -136,5 +137,35 @@ func TestSealedCallers(t *testing.T) {
 	store["bank"] = moved
 	if c := get(s, "bank"); !c.Secrets[0].Sealed() || !slices.Equal(report(s).Damaged, []string{"bank"}) {
 		t.Errorf("moved to another caller: %+v", c)
+	}
+}
+
+// changedCallers refuses the Put of a caller that another process has changed.
+type changedCallers struct {
+	rawCallers
+	changed string
+}
+
+func (c changedCallers) Put(ctx context.Context, in engine.Caller) error {
+	if in.ID == c.changed {
+		return &notify.Error{Kind: notify.KindConflict, Code: "caller_changed"}
+	}
+	return c.rawCallers.Put(ctx, in)
+}
+
+// Reseal counts only the callers that it has changed itself.
+func TestResealCountsItsOwnChanges(t *testing.T) {
+	t.Parallel()
+	keys, err := secrets.MakeKeys(filepath.Join(t.TempDir(), "key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := changedCallers{rawCallers{}, "b"}
+	for _, id := range []string{"a", "b"} {
+		store.rawCallers[id] = engine.Caller{ID: id, Secrets: []engine.CallerSecret{{Secret: "whsec_AAAA"}}}
+	}
+	n, err := NewSealedCallers(store, keys, slog.New(slog.DiscardHandler)).Reseal(t.Context())
+	if n != 1 || err != nil || !store.rawCallers["a"].Secrets[0].Sealed() || store.rawCallers["b"].Secrets[0].Sealed() {
+		t.Errorf("sealed %d, %v: %+v", n, err, store.rawCallers)
 	}
 }
