@@ -14,7 +14,7 @@ import (
 
 // The log keeps the committed offsets of the consumer groups in one file. Without the file each group
 // would start at the first record. Finished work would not be repeated, because its outcome rows exist.
-// But nobody would notice that data was lost. So the store keeps a copy of the committed offsets, and
+// But the loss of data would stay unnoticed. So the store keeps a copy of the committed offsets, and
 // each start compares the file with the copy.
 
 // positions holds committed offsets. The first key is the group, the second key is "topic/partition".

@@ -174,7 +174,7 @@ type Finding struct {
 }
 
 // Check compares the cluster with the wanted topics and returns the differences. The parameter want
-// holds the wanted number of partitions of each topic. The wanted settings are those that an Admin
+// has the wanted number of partitions of each topic. The wanted settings are those that an Admin
 // with the configuration cfg gives to new topics. Check sends nothing to the brokers. Findings
 // about the whole cluster come first; findings about topics follow, sorted by topic.
 func (c *Cluster) Check(cfg AdminConfig, want map[string]int) []Finding {
