@@ -86,6 +86,7 @@ type received struct {
 type receivers struct {
 	mu     sync.Mutex
 	calls  []received
+	byID   map[string]int                                              // number of calls
 	answer func(id, host string, n int) (took time.Duration, r result) // n: how often the id was called, this time counted
 	before func(id string)
 }
@@ -97,12 +98,8 @@ func (s *receivers) post(ctx context.Context, u *url.URL, h http.Header, body []
 	}
 	s.mu.Lock()
 	s.calls = append(s.calls, received{time.Now(), id, h.Get("X-Trigger-Attempt"), u.String(), h, body})
-	n := 0
-	for i := range s.calls {
-		if s.calls[i].id == id {
-			n++
-		}
-	}
+	s.byID[id]++
+	n := s.byID[id]
 	answer := s.answer
 	s.mu.Unlock()
 	if answer == nil {
@@ -295,7 +292,7 @@ func base(caller string) string { return "https://" + caller + ".example/hooks/"
 // newPlant starts nothing; callers have the base URL https://<caller>.example/hooks/.
 func newPlant(t testing.TB, change func(*DispatcherConfig), callers ...string) *plant {
 	t.Helper()
-	p := &plant{t: t, store: memory.New(), dead: &graveyard{}, sink: &receivers{}, evs: &tallies{n: map[string]int{}}}
+	p := &plant{t: t, store: memory.New(), dead: &graveyard{}, sink: &receivers{byID: map[string]int{}}, evs: &tallies{n: map[string]int{}}}
 	p.queue = newHeapQueue(10)
 	p.wheel = &wheel{store: p.store.Timers(), publish: ToQueue(p.queue), met: map[metRow]struct{}{}}
 	t.Cleanup(p.wheel.stop)

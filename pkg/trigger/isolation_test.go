@@ -253,8 +253,8 @@ func TestBurstIsShared(t *testing.T) {
 			}
 		}
 		pass(20 * time.Second)
-		if n := p.sink.count(); n < 4000 {
-			t.Errorf("%d calls after 26 s, want nearly all: two processes make 200 a second", n)
+		if n := p.sink.count(); n != 4200 {
+			t.Errorf("%d calls after 26 s, want all 4200: two processes make 200 a second", n)
 		}
 		pass(10 * time.Second)
 		due(2000)
@@ -270,6 +270,33 @@ func TestBurstIsShared(t *testing.T) {
 		pass(10 * time.Second)
 		if n := p.sink.count(); n != 6200 {
 			t.Errorf("%d calls, want all 6200", n)
+		}
+	})
+}
+
+// Messages that were put off return at the pace of all processes together. Any of them may receive
+// such a message, and one process may have put off nearly all of a backlog.
+func TestMessagesReturnAtThePaceOfAllProcesses(t *testing.T) {
+	in(t, func(t *testing.T) {
+		for _, processes := range []int{1, 2, 8} {
+			p := newPlant(t, func(c *DispatcherConfig) { c.Share = func(limit int) int { return limit / processes } })
+			d, err := NewDispatcher(p.cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			l := d.lanes.newLane()
+			l.callInterval = 10 * time.Millisecond
+			var last time.Duration
+			for range 800 {
+				w := &work{}
+				w.msg.deferrals = 2
+				last = d.lanes.setAwayLocked(l, w, time.Now()).delay
+			}
+			// They return a quarter faster than they are called, at steps of awayStep.
+			want := 800 * 10 * time.Millisecond * 4 / 5 / time.Duration(processes)
+			if last < want || last > want+awayStep {
+				t.Errorf("the last of 800 messages returns after %v, want %v: %d processes make %d calls a second", last, want, processes, 100*processes)
+			}
 		}
 	})
 }

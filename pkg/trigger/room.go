@@ -132,9 +132,12 @@ func (ls *lanes) fairShareLocked(l *lane) int {
 }
 
 // isAlone returns true if no other process dispatches.
-func (ls *lanes) isAlone() bool {
+func (ls *lanes) isAlone() bool { return ls.shareOfCalls() >= 1 }
+
+// shareOfCalls returns which fraction of all calls this process makes, above 0 and at most 1.
+func (ls *lanes) shareOfCalls() float64 {
 	const whole = 1 << 20
-	return ls.d.cfg.Share(whole) >= whole
+	return float64(ls.d.cfg.Share(whole)) / whole
 }
 
 // freeRoomLocked returns how much of a limit is free for a line. Both lines share the limit, but
@@ -216,14 +219,16 @@ const (
 // than the recent pace, so that messages return early enough even if the receiver gets faster. Each
 // message gets its own return time, rounded to awayStep, so that a backlog does not return all at
 // once. While other processes dispatch too, the first wait is leastAway, because these processes may
-// have room for the message.
+// have room for the message. They also receive what returns later, so messages must return at the
+// pace of all processes together. Otherwise a process that has put off most of a backlog would slow
+// down the other processes.
 func (ls *lanes) setAwayLocked(l *lane, w *work, now time.Time) *work {
 	if w.msg.deferrals == 0 && !ls.isAlone() {
 		w.delay = leastAway
 		return w
 	}
 	longest := longestAway[min(int(w.msg.deferrals), len(longestAway)-1)]
-	each, q := l.callInterval*4/5, &l.lines[w.line()]
+	each, q := time.Duration(float64(l.callInterval)*ls.shareOfCalls()*4/5), &l.lines[w.line()]
 	// Count only half of the waiting messages, because the line must not become empty before the
 	// message returns.
 	if first := now.Add(each * time.Duration((len(q.queue)+len(q.unread))/2)); q.nextReturn.Before(first) {
