@@ -143,7 +143,7 @@ func TestSecretsAreSealedAtRest(t *testing.T) {
 	}
 	must(n.Close())
 	must(os.Chmod(keyFile, 0o644))
-	if _, err := open(); err == nil || !strings.Contains(err.Error(), "secrets.key_file: "+keyFile+" can be read by everybody") {
+	if _, err := open(); err == nil || !strings.Contains(err.Error(), "secrets.key_file: "+keyFile+" can be accessed by everybody") {
 		t.Errorf("a key file that everybody reads: %v", err)
 	}
 	if strings.Contains(log.String(), body) || strings.Contains(log.String(), seededBody) {

@@ -75,7 +75,7 @@ func TestExposedSecretFilesAreRefused(t *testing.T) {
 		"tracing.headers_file":        {func(c *Config, f string) { c.Tracing.HeadersFile = f }, func(c *Config) error { _, err := collectorHeaders(c.Tracing.HeadersFile); return err }},
 	}
 
-	const says = "can be read by everybody on this machine: chmod 600"
+	const says = "can be accessed by everybody on this machine: chmod 600"
 	for key, one := range all {
 		file := filepath.Join(t.TempDir(), "secret")
 		if err := os.WriteFile(file, []byte("s3cret"), 0o600); err != nil {

@@ -113,9 +113,7 @@ func readEnvironment() Environment {
 	if unix.Uname(&u) == nil {
 		e.Kernel = unix.ByteSliceToString(u.Release[:])
 	}
-	if cpus, err := proc.CPUInfo(); err == nil && len(cpus) > 0 {
-		e.CPU = cpus[0].ModelName
-	}
+	e.CPU = cpuModel()
 	if m, err := proc.Meminfo(); err == nil && m.MemTotalBytes != nil {
 		e.Memory = int64(*m.MemTotalBytes)
 	}

@@ -311,14 +311,14 @@ func TestConnIsChecked(t *testing.T) {
 		"unset":         {func(c *Conn) { c.SASL.Password = fromEnv("STREAM_TEST_NOT_SET") }, "STREAM_TEST_NOT_SET is not set"},
 		"missing file":  {func(c *Conn) { c.SASL.Password = fromFile(p.file("missing")) }, "missing"},
 		"empty file":    {func(c *Conn) { c.SASL.Password = fromFile(p.secret(t, "empty", "", 0o600)) }, "empty"},
-		"open password": {func(c *Conn) { c.SASL.Password = fromFile(p.secret(t, "open", "x", 0o644)) }, "can be read by everybody on this machine: chmod 600"},
+		"open password": {func(c *Conn) { c.SASL.Password = fromFile(p.secret(t, "open", "x", 0o644)) }, "can be accessed by everybody on this machine: chmod 600"},
 		"open key": {func(c *Conn) {
 			b, err := os.ReadFile(c.TLS.KeyFile)
 			if err != nil {
 				t.Fatal(err)
 			}
 			c.TLS.KeyFile = p.secret(t, "open.key", string(b), 0o604)
-		}, "can be read by everybody on this machine: chmod 600"},
+		}, "can be accessed by everybody on this machine: chmod 600"},
 		"unknown":        {func(c *Conn) { c.SASL.Mechanism = "GSSAPI" }, `not "GSSAPI"`},
 		"plain in clear": {func(c *Conn) { c.SASL.Mechanism, c.TLS = PLAIN, secrets.TLS{} }, "PLAIN sends the password, so TLS must be enabled (tls.enabled)"},
 		"token in clear": {func(c *Conn) { c.SASL.Mechanism, c.TLS = OAUTHBEARER, secrets.TLS{} }, "OAUTHBEARER sends the password, so TLS must be enabled (tls.enabled)"},

@@ -24,7 +24,7 @@ func CheckFile(path string) error {
 		return err
 	}
 	if info.Mode().Perm()&0o007 != 0 {
-		return notify.Invalid("secret_exposed", "", fmt.Sprintf("%s can be read by everybody on this machine: chmod 600", path))
+		return notify.Invalid("secret_exposed", "", fmt.Sprintf("%s can be accessed by everybody on this machine: chmod 600", path))
 	}
 	return nil
 }

@@ -91,8 +91,8 @@ func New(cfg Config, deps Deps) (*Server, error) {
 
 func (d Deps) withDefaults() (Deps, error) {
 	if d.Auth == nil || d.Intake == nil || d.Users == nil || d.History == nil || d.Status == nil ||
-		d.DeadLetters == nil || d.Cancels == nil || d.Campaigns == nil || d.CampaignHolds == nil {
-		return d, errors.New("server: Auth, Intake, Users, History, Status, DeadLetters, Cancels, Campaigns and CampaignHolds are required")
+		d.DeadLetters == nil || d.Cancels == nil || d.Campaigns == nil || d.CampaignHolds == nil || d.Tail == nil {
+		return d, errors.New("server: Auth, Intake, Users, History, Status, DeadLetters, Cancels, Campaigns, CampaignHolds and Tail are required")
 	}
 	if d.Log == nil {
 		d.Log = slog.New(slog.DiscardHandler)
