@@ -62,8 +62,8 @@ func runUI(ctx context.Context, p *program) error {
 }
 
 // readOnlyReason returns "" if the token of t may make changes, or if this is unknown here.
-// Otherwise it returns why the token cannot. It only reads the scope in the token. The server
-// verifies the token later.
+// Otherwise it returns why the token may not make changes. It only reads the scope in the token.
+// The server verifies the token later.
 func readOnlyReason(ctx context.Context, t *target) string {
 	if t.token == nil {
 		return ""
