@@ -110,7 +110,8 @@ type Receiver struct {
 type Receivers []Receiver
 
 // Fanout is the body of POST /v1/notifications:fanout: one content for many receivers. Campaign and
-// Part connect several requests. Then (campaign, part) is the idempotency key of the request.
+// Part make several requests one campaign. In this case (campaign, part) is the idempotency key of
+// each request.
 type Fanout struct {
 	Channel     string     `json:"channel"`
 	Category    string     `json:"category"`
