@@ -23,10 +23,10 @@ import (
 // checkpoint. Records above the checkpoint are read again.
 const (
 	checkpointEvery = time.Minute
-	// checkpointsKept is the number of rows: one row for each minute of a day. The nodes of Cassandra
-	// are not copied at the same moment. So the newest checkpoint in the copies may be newer than the
-	// copies of some other rows. If a snapshot of all nodes takes less than a day, it still has a
-	// checkpoint from before it began.
+	// checkpointsKept is the number of rows: one row for each minute of a day. The nodes of
+	// Cassandra are not copied at the same moment. So the newest checkpoint in the copies may be
+	// newer than the copies of some other rows. If a snapshot of all nodes takes less than a day,
+	// the snapshot still contains a checkpoint from before the start of the snapshot.
 	checkpointsKept = 24 * 60
 )
 

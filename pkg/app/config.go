@@ -188,7 +188,6 @@ func (c *Config) providerMode() string {
 
 func (c *Config) callsReal() bool { return c.providerMode() == api.ProvidersReal }
 
-// lane returns the settings of a lane.
 func (c *Config) lane(l notify.Lane) Lane {
 	switch l.Channel {
 	case notify.Push:

@@ -65,7 +65,7 @@ func LockFolder(dir string, h Holder) (*Lock, error) {
 		}
 	}
 	l := &Lock{file, filepath.Join(dir, holderFile)}
-	_ = os.Remove(l.holderPath) // a killed process may have left it
+	_ = os.Remove(l.holderPath) // a killed process may have left this file
 	l.Tell(h)
 	return l, nil
 }

@@ -31,8 +31,8 @@ type Migration struct {
 // Migrate prepares the servers for this build. Afterwards it returns the state of each step. It
 // never removes topics and queues, not even with engine.Down. Several processes may run it at the
 // same time, and it may be run again after an interruption. If a server cannot be reached, Migrate
-// continues with the other servers. It joins the errors of all servers. Each error names its
-// section.
+// continues with the other servers. It joins the errors of all servers. Each error names the
+// section of the configuration that its server belongs to.
 func Migrate(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger) ([]Migration, error) {
 	if cfg.Engines != EnginesDistributed {
 		return nil, notify.Invalid("bad_config", "engines", "is embedded, so there is nothing to migrate: notifyd serve checks the format of the store when it starts")
@@ -246,9 +246,9 @@ func migratePartitions(ctx context.Context, cfg *Config, to engine.Direction, lo
 // installation without the row has no prefix. prefixKey is the configuration key of the prefix.
 const prefixMeta, prefixKey = "topic_prefix", "kafka.topic_prefix"
 
-// checkTopicPrefix returns an error if the topic prefix of the configuration is not the prefix of the
-// installation. With another prefix the records in the installation's topics would stay unread, and its
-// positions would be used for other topics.
+// checkTopicPrefix returns an error if the topic prefix of the configuration is not the prefix of
+// the installation. With another prefix the records in the installation's topics would stay unread,
+// and the positions of its groups would be used for other topics.
 func checkTopicPrefix(ctx context.Context, meta engine.Meta, cfg *Config) error {
 	row, err := meta.GetMeta(ctx, prefixMeta)
 	if err == nil && string(row) != cfg.Kafka.TopicPrefix {

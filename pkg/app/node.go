@@ -81,8 +81,8 @@ type Node struct {
 	tail           *deadletter.Tail // outcomes of this process
 	closers        []func() error   // close functions of engines and log clients, in the order in which they were opened
 	lock           *Lock            // lock of the data folder
-	listener       net.Listener     // listener of the API; when there is a server, the server owns it
-	adminListener  net.Listener     // listener of the admin routes; when there is a server, the server owns it; nil: no admin routes
+	listener       net.Listener     // listener of the API; once the field server is set, the server owns the listener
+	adminListener  net.Listener     // listener of the admin routes, with the same owner as the field listener; nil: no admin routes
 	progress       func(step string)
 	served         bool // true: Run has started, so the server closes its listeners itself
 	removals       cluster.Removals
@@ -106,7 +106,7 @@ type Node struct {
 	started        time.Time
 	draining       atomic.Bool
 	tasks          cluster.Tasks // set by RunAs, before any part runs
-	roles          []string      // the roles of tasks
+	roles          []string      // the roles that RunAs was given
 	tracer         *trace.Tracer // nil: no collector is configured
 }
 

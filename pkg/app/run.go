@@ -123,8 +123,8 @@ type parts map[string]func(context.Context) error
 // runner lists the parts of a process.
 type runner struct{ *Node }
 
-// innerParts returns the parts of the inner ring. The other rings need them until the other rings have
-// ended.
+// innerParts returns the parts of the inner ring. The other rings need these parts, so the inner
+// ring is stopped last.
 func (n runner) innerParts(do cluster.Tasks) parts {
 	ps := parts{"callers": n.outcomeCallers.Run, "preferences": n.prefs.Run, "cancels": n.cancels.Run, "committer": n.committer.Run, "rates": n.rates.Run}
 	for name, run := range n.provs.backgroundParts() {
@@ -161,7 +161,7 @@ func (n runner) middleParts(do cluster.Tasks) parts {
 	drainer := &intake.Drainer{Spill: n.st.spill, Log: n.producer, Logger: n.log}
 	if n.embedded != nil {
 		ps["spill drainer"] = drainer.Run
-		ps["timers"] = n.later.timers.Run // also with RoleAPI, because it owns the minutes of new timers
+		ps["timers"] = n.later.timers.Run // also with RoleAPI, because the timer engine owns the minutes of new timers
 	} else if do.API && n.st.spill != nil {
 		ps["spill drainer"] = n.exclusive("spill-drainer", drainer.Run)
 	}

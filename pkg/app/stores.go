@@ -66,7 +66,7 @@ type stores struct {
 // a shard reads from this queue the timers that its scan may have missed.
 const (
 	nearQueue    = "near-timers"
-	nearReceives = 100 // if a message is received this often and becomes dead, the sweeper releases the timer from its row
+	nearReceives = 100 // a message that is received this often becomes dead; the owner of the shard then releases the timer from its row
 )
 
 // queues lists the delay queues that every installation has.
