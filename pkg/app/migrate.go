@@ -257,9 +257,9 @@ func checkTopicPrefix(ctx context.Context, meta engine.Meta, cfg *Config) error 
 	return err
 }
 
-// metaRows writes the missing rows that all processes share: the id of the installation, the topic
-// prefix and the number of timer shards. It also raises the number of timer shards. It returns the
-// state of each row.
+// metaRows returns the state of two rows that all processes share: the id of the installation and
+// the number of timer shards. If to is engine.Up, it first writes these rows and the row of the
+// topic prefix if they are missing, and raises the number of timer shards to the configured number.
 func metaRows(ctx context.Context, meta engine.Meta, cfg *Config, to engine.Direction, now time.Time) (out []Migration, err error) {
 	id, err := meta.GetMeta(ctx, storeIDMeta)
 	if err == nil && len(id) == 0 && to == engine.Up {

@@ -32,8 +32,9 @@ func (n *Node) observe(e *notify.Envelope) {
 func (n *Node) Describe(a About) { n.about = a }
 
 // Run runs the process with the configured roles until ctx ends. Then it stops the process in this
-// order: the API answers 503 and finishes its requests; workers finish their calls and commit; timers
-// and history stop; stores close. If any part returns an error, the process ends.
+// order: the API answers 503 and finishes its requests; workers finish their calls and commit, and
+// timers and jobs stop; log and history stop; stores close. If any part returns an error, the
+// process ends.
 func (n *Node) Run(ctx context.Context) error { return n.RunAs(ctx, n.cfg.Roles...) }
 
 // RunAs does what Run does, with the given roles instead of the configured roles. With embedded engines
@@ -218,5 +219,6 @@ func (n *Node) Audit(ctx context.Context, since time.Time) (api.Conservation, er
 	return n.auditor.Audit(ctx, since)
 }
 
-// hasTask reports whether the process has a task. A process with embedded engines has every task.
+// hasTask reports whether the process has a task. With embedded engines it always returns true,
+// because only one process exists.
 func (n *Node) hasTask(task func(cluster.Tasks) bool) bool { return n.embedded != nil || task(n.tasks) }
