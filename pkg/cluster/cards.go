@@ -144,8 +144,8 @@ func circuitRank(c *api.Circuit) int {
 
 // All returns the cards of all processes, sorted by name. It makes a new card of this process. The
 // card of a missing process contains no rates, circuits, accounts, findings and groups. If the
-// cards cannot be read, All returns the cards of the last successful read, and one additional card
-// in state unknown.
+// cards cannot be read, All returns the cards of the last successful read and, after them, one
+// additional card in state unknown.
 func (c *Cards) All(ctx context.Context) []Card {
 	own := c.Own(ctx)
 	if c.Beats == nil {
@@ -201,7 +201,7 @@ func (c *Cards) All(ctx context.Context) []Card {
 }
 
 // replaced reports whether a missing process has a successor among cards. A successor is a process
-// with the same name that started after the missing process sent its last card.
+// that has the same name and that started after the missing process had sent its last card.
 func (h *peerCard) replaced(cards []peerCard) bool {
 	lastCard := time.Now().Add(-h.age)
 	return h.State == api.ProcessMissing && slices.ContainsFunc(cards, func(o peerCard) bool {

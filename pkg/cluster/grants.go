@@ -22,7 +22,7 @@ const (
 	grantKeyMeta = "load_grant_key" // 32 random bytes: the seed of the key that signs tokens
 
 	maxGrantFor = 24 * time.Hour
-	keepGrant   = 7 * 24 * time.Hour // how long an ended grant is listed
+	keepGrant   = 7 * 24 * time.Hour // how long a grant is kept after it has expired
 	maxGrants   = 200                // active and pending grants at a time
 	listGrants  = 500                // grants in the stored row, including ended grants; every process decodes the row
 )
