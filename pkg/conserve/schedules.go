@@ -168,7 +168,7 @@ type originalRecord struct {
 	position logPosition
 }
 
-// suspect is an original chunk with receivers that have neither an outcome nor evidence.
+// suspect is an original chunk with the receivers that have neither an outcome nor evidence.
 type suspect struct {
 	digest    uint64          // digest of the chunk's receivers column
 	env       notify.Envelope // without content and receivers
