@@ -114,7 +114,7 @@ func exportDashboards(p *program, dir, runbooks string, force bool) error {
 		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil { //nolint:gosec // Grafana and Prometheus must be able to read it
 			return err
 		}
-		if err := os.WriteFile(to, content[f.File], 0o644); err != nil { //nolint:gosec // the same
+		if err := os.WriteFile(to, content[f.File], 0o644); err != nil { //nolint:gosec // Grafana and Prometheus must be able to read it
 			return err
 		}
 		files[i].Bytes = int64(len(content[f.File]))

@@ -17,7 +17,7 @@ import (
 )
 
 func jobFields(p *program, j *api.Job) term.Table {
-	filter, _ := json.Marshal(j.Spec.Filter) // it contains only strings and numbers
+	filter, _ := json.Marshal(j.Spec.Filter) // cannot fail: a filter contains only simple values
 	t := term.Table{
 		{"job", j.ID}, {"kind", j.Kind}, {"name", j.Name}, {"state", j.State}, {"why", j.Why}, {"by", j.By}, {"approved by", j.Approved},
 		{"context", j.Context}, {"reason", j.Reason}, {"plan", j.Digest}, {"filter", string(filter)},

@@ -70,7 +70,7 @@ func readOnlyReason(ctx context.Context, t *target) string {
 	}
 	token, err := t.token(ctx)
 	if err != nil {
-		return "" // every request will report this error
+		return "" // every request of the page will report this error
 	}
 	if c, ok := readClaims(token); !ok || slices.Contains(strings.Fields(c.Scope), api.ScopeOperate) {
 		return ""
