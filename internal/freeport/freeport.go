@@ -87,5 +87,5 @@ func allFree(first, n int) bool {
 }
 
 func listen(port int) (net.Listener, error) {
-	return net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(port)) //nolint:noctx // it does not wait
+	return net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(port)) //nolint:noctx // listening does not wait
 }
