@@ -33,7 +33,7 @@ const (
 // checkpoint holds the committed offsets of the consumer groups at one time.
 type checkpoint struct {
 	At     time.Time         `json:"at"`     // a time after the committed offsets were read
-	Topics map[string]string `json:"topics"` // the id that the brokers gave to each topic
+	Topics map[string]string `json:"topics"` // by topic: the id that the brokers gave to it
 	Groups positions         `json:"groups"`
 }
 

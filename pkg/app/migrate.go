@@ -24,8 +24,8 @@ import (
 type Migration struct {
 	Engine  string    // "kafka", "cassandra keyspace", "postgres", "sqs", "meta"
 	Step    string    // a topic, a step of a schema, a queue, a row
-	Applied bool      // it exists
-	At      time.Time // time from which it exists or is used; zero: not known
+	Applied bool      // true: the servers have it
+	At      time.Time // when it was made, or the time from which it is used; zero: not known
 }
 
 // Migrate prepares the servers for this build. Afterwards it returns the state of each step. It

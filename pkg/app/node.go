@@ -121,7 +121,7 @@ type seams struct {
 	settle     time.Duration                            // time between two reads of an audit
 	recount    time.Duration                            // time between two counts of deferred receivers
 	traceQueue int                                      // maximum number of spans that wait for the collector
-	traceEvery time.Duration                            // how long a span waits for other spans
+	traceEvery time.Duration                            // how long a span waits for other spans before it is sent
 	servers    func(ctx context.Context, n *Node) error // replaces openServers: sets the fields of st that useServers does not set
 }
 

@@ -163,7 +163,7 @@ func (r restorer) checkStopped(ctx context.Context) error {
 
 // logState describes which records the log holds.
 type logState struct {
-	ids          map[string]string // ids that the brokers gave to the topics
+	ids          map[string]string // by topic: the id that the brokers gave to it
 	starts, ends map[log.TopicPartition]int64
 }
 

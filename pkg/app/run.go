@@ -66,7 +66,7 @@ func (n *Node) RunAs(ctx context.Context, roles ...string) error {
 				return n.Close()
 			}
 			if n.embedded == nil && what == "preferences" && notify.KindOf(err) == notify.KindUnavailable {
-				continue // n.prefs.Run reads them when the server is available again; openPostgres has logged the error
+				continue // n.prefs.Run reads the preferences when PostgreSQL is available again; openPostgres has logged the error
 			}
 			return errors.Join(fmt.Errorf("%s: %w", what, err), n.Close())
 		}

@@ -59,7 +59,7 @@ type stores struct {
 	laterGate  func() error
 	appended   func(bytes int)                                                           // called with the number of bytes that intake appends; may be nil
 	ready      func() error                                                              // returns the reason why the process cannot do its work, or nil
-	firstCopy  func(ctx context.Context, c notify.Chunk, d uint64) (engine.Found, error) // reads a chunk from the history
+	firstCopy  func(ctx context.Context, c notify.Chunk, d uint64) (engine.Found, error) // returns, from the history, a copy of the chunk c whose receivers have the digest d
 }
 
 // nearQueue is the queue of near timers. It is used if several processes write timers. The owner of
