@@ -23,7 +23,7 @@ const (
 	cardReads = time.Second      // shortest time between two reads, for any number of operators
 	cardCall  = 2 * time.Second  // time limit of a read or a beat
 
-	maxCard         = 16 << 10 // bytes
+	maxCard         = 16 << 10 // largest size of an encoded card, in bytes
 	maxCardCircuits = 64
 )
 
@@ -54,7 +54,7 @@ type GroupWork struct {
 // started. The methods are safe for concurrent use.
 type Cards struct {
 	Beats engine.Heartbeats          // nil: there is only one process
-	Owner string                     // this process
+	Owner string                     // unique name of this process
 	Own   func(context.Context) Card // returns this process's card
 
 	mu          sync.Mutex // guards the fields below
@@ -113,7 +113,7 @@ func (c *Card) encode() []byte {
 		}
 		b, err := json.Marshal(&out)
 		switch {
-		case err != nil: // a time after the year 9999
+		case err != nil: // Marshal fails only for a time after the year 9999
 			return []byte("{}")
 		case len(b) <= maxCard:
 			return b

@@ -22,7 +22,7 @@ const (
 type Figure[T any] struct {
 	Beats engine.Heartbeats
 	Lease engine.Lease
-	Owner string // this process
+	Owner string // unique name of this process
 	Name  string
 	Log   *slog.Logger
 }

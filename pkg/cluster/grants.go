@@ -242,7 +242,7 @@ func (g *Grants) Check(token, host string) (api.LoadGrant, error) {
 		return claimed, forbidden("load_grant_malformed", "the token is not a token of a load grant of this cluster")
 	}
 	x, ok := (*g.known.Load())[claimed.ID]
-	if !ok { // another process has just made it, or it ended long ago
+	if !ok { // another process has just made the grant, or the grant ended long ago
 		return x, forbidden("load_grant_unknown", "this process does not know the load grant of the token")
 	}
 	x.State = g.stateOf(&x)

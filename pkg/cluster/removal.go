@@ -146,7 +146,7 @@ func (rs *Removals) Begin(part string, meta engine.Meta) *Removal {
 	began := time.Now()
 	r := &Removal{part: part, meta: meta, log: rs.Log, clock: func() (time.Time, time.Duration) {
 		now := time.Now()
-		return now.Round(0), now.Sub(began) // with the monotonic clock
+		return now.Round(0), now.Sub(began) // Sub uses the monotonic clock
 	}}
 	rs.mu.Lock()
 	defer rs.mu.Unlock()

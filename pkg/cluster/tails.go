@@ -49,7 +49,7 @@ type Tails struct {
 
 	mu           sync.Mutex           // guards the fields below
 	opened       int                  // how many tails were opened since the start; the number is a part of the next tail's name
-	open         map[string]*openTail // by the name of its wish
+	open         map[string]*openTail // by the name of the tail's wish
 	workers      []Card               // processes with workers, read while a tail is open; nil: unknown
 	listenErr    error                // why Listen failed; nil: it listens, or will listen soon
 	othersWishes map[tailID]tailWish  // wishes of other processes that this process answers
