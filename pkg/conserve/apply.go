@@ -94,7 +94,7 @@ func appendRepairs(ctx context.Context, a *Auditor, fs []Finding, indexes []int,
 	// Group the findings that one record repairs. All their claims must be stored before that
 	// record is appended. Once the record is in the log, its worker owns the row.
 	var order []repairRecord
-	claims := map[repairRecord][]notify.ID{} // receivers to be claimed before the record
+	claims := map[repairRecord][]notify.ID{} // receivers that must be claimed before the record is appended
 	for k, i := range indexes {
 		f, now := &fs[i], still[fs[i].ID]
 		// An earlier Apply of this report may have crashed after it stored the claim and before it

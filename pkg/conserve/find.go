@@ -171,7 +171,7 @@ func findInMinute(ctx context.Context, a *Auditor, p engine.TimerPartition, now 
 			return err
 		}
 		var ids []string
-		var orphans []Finding // the finding for ids[i] if it has no row
+		var orphans []Finding // orphans[i] is the finding if the trigger ids[i] has no row
 		for i := range ts {
 			t := &ts[i]
 			switch f := (Finding{Kind: KindTrigger, Class: Orphan, Shard: p.Shard, Minute: p.Bucket, NextAt: t.FireAt}); {

@@ -42,7 +42,7 @@ type run struct {
 	groups       map[ledgerKey]*api.Ledger
 	listed       map[string]int // how many findings are listed, by class
 	suspects     map[originalRecord]*suspect
-	suspectCount int // receivers of all suspects
+	suspectCount int // number of receivers of all suspects
 	// countedLate contains chunks that have a second copy, appended after the audit began. The
 	// history counts the second copy, so the audit counts the first copy that it reads.
 	countedLate map[notify.Chunk]bool
@@ -305,7 +305,7 @@ func (r *run) countSpilled(ctx context.Context) error {
 			return err
 		}
 		if slices.ContainsFunc(held, func(h history.Held) bool { return h.Chunk == e.Chunk }) {
-			continue // it is in the log, and will soon be removed from the buffer
+			continue // the chunk is in the log, and will soon be removed from the buffer
 		}
 		l := r.ledger(e.Caller, e.Channel.String(), e.Accepted)
 		l.Accepted += int64(e.Count)

@@ -177,7 +177,7 @@ type suspect struct {
 
 type suspectReceiver struct {
 	index, pos  uint32
-	stand       whereabouts // its place in the last round
+	stand       whereabouts // where the receiver had to be in the last round
 	stillRounds int         // rounds in a row in which its rows did not change
 }
 
