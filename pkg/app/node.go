@@ -227,8 +227,8 @@ func (n *Node) KafkaSocket() string { return filepath.Join(n.cfg.DataDir, Socket
 
 // SeedCaller gives callback URLs and a signing secret to a caller that has none. It replaces the
 // values that it gave at an earlier start, because the ports may have changed. It does not change
-// values of an operator. If an operator removed a value, SeedCaller does not add the value again.
-// Call SeedCaller before Run.
+// values that an operator has set. If an operator removed a value, SeedCaller does not add the
+// value again. Call SeedCaller before Run.
 func (n *Node) SeedCaller(ctx context.Context, id string, urls []string, secret string) error {
 	return seedCaller(ctx, n.st.meta, n.st.callers, id, urls, secret)
 }
