@@ -279,10 +279,11 @@ func SumRates(cards []Card) api.Rates {
 	return out
 }
 
-// sumSeries returns the sum of the series of all processes. The steps of different processes end at
-// different times. The result has the times of the longest series. For each time, it adds the first
-// step of each process that ends then or later. It ends at the first time for which a process has
-// no such step yet.
+// sumSeries returns the sum of the series of all processes. Each point of a series covers one
+// period, and the periods of different processes end at different times. The result has a point for
+// each time of the longest series. This point is the sum of one point of each process: the first
+// that ends at that time or later. The result ends before the first time for which a process has no
+// such point yet.
 func sumSeries(cards []Card) []api.RatePoint {
 	out := []api.RatePoint{}
 	var long []api.RatePoint
@@ -300,7 +301,7 @@ func sumSeries(cards []Card) []api.RatePoint {
 			}
 			k := slices.IndexFunc(s, func(p api.RatePoint) bool { return !p.At.Before(at.At) })
 			switch {
-			case k < 0: // the last card of this process has no step at that time or later
+			case k < 0: // the last card of this process has no point at that time or later
 				return out
 			case s[k].At.Sub(at.At) < 2*cardBeat: // otherwise the process had not started at that time
 				sum.Accepted, sum.Ended = sum.Accepted+s[k].Accepted, sum.Ended+s[k].Ended
