@@ -326,7 +326,7 @@ type UserVersion struct {
 	Version uint64 `json:"version"`
 }
 
-// DeadLetter is a notification that failed for good, or for which it is not known whether it
+// DeadLetter is a notification that failed for good, or of which notifyd does not know whether it
 // arrived.
 type DeadLetter struct {
 	NotificationID string         `json:"notification_id"`

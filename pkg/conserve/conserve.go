@@ -80,8 +80,9 @@ type Spill interface {
 	Peek(ctx context.Context, max int) ([]engine.Spilled, error)
 }
 
-// Config configures an Auditor. Fields without a default are required. For an Auditor that only
-// checks triggers, Rows, Triggers, Timers and Shards are enough.
+// Config configures an Auditor. A field without a default is required, unless its comment says what
+// nil means. For an Auditor that only checks triggers, Rows, Triggers, Timers and Shards are
+// enough.
 type Config struct {
 	Log       Log
 	History   History
