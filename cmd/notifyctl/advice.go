@@ -142,8 +142,8 @@ func (p *program) noAnswerAdvice() []string {
 	return append([]string{what}, "notifyctl context ls          (lists the known servers), then run the same command again")
 }
 
-// missingTokenAdvice returns advice if the context's token file does not exist. The usual reason is
-// that the server of the context was removed too.
+// missingTokenAdvice returns advice if the context's token file does not exist. Usually the token
+// file was removed together with the data of the context's server.
 func (p *program) missingTokenAdvice() []string {
 	t, err := p.target()
 	if err != nil || t.token == nil || t.name == "" || p.tokenGiven() {
@@ -159,9 +159,9 @@ func (p *program) missingTokenAdvice() []string {
 	return []string{next}
 }
 
-// If it is unknown whether the server accepted the request, withRetryHint adds to err a safe way to
-// repeat the command. A request that is repeated with the same idempotency key does not do the work
-// twice.
+// withRetryHint adds to err a safe way to repeat the command if it is unknown whether the server
+// accepted the request. A request that is repeated with the same idempotency key does not do the
+// work twice.
 func withRetryHint(ctx context.Context, err error, key, what string) error {
 	switch notify.KindOf(err) {
 	case notify.KindUnavailable, notify.KindThrottled:

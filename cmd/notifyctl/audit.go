@@ -150,7 +150,7 @@ func printConservation(p *program, rep *api.Conservation) error {
 	return err
 }
 
-// keyValueText returns "a=1 b=2", sorted by name.
+// keyValueText returns the counts as text, sorted by name: "a=1 b=2".
 func keyValueText(counts map[string]int64) string {
 	parts := make([]string, 0, len(counts))
 	for _, k := range slices.Sorted(maps.Keys(counts)) {

@@ -51,7 +51,7 @@ them. Without FILE the name is notifyd-TIME.backup; - is standard output.`,
 	return c
 }
 
-// backupTo writes a backup to w, with progress.
+// backupTo writes a backup to w and shows a progress bar.
 func backupTo(ctx context.Context, p *program, w io.Writer) error {
 	cl, err := p.client()
 	if err != nil {

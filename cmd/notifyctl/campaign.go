@@ -115,7 +115,7 @@ type campaignState struct {
 	Campaign string     `json:"campaign"`
 	Server   string     `json:"server"`
 	Created  time.Time  `json:"created"`
-	Fanout   api.Fanout `json:"fanout"` // the content; the first run fixes its times
+	Fanout   api.Fanout `json:"fanout"` // the content; the first run sets its times, and later runs keep them
 	PartSize int        `json:"part_size"`
 
 	// The file of receivers. A resumed run needs the same file, because the server recognizes a

@@ -28,7 +28,7 @@ $XDG_STATE_HOME/notifyctl, so that a shared configuration can be read-only.`,
 	return c
 }
 
-// namedContext is a context with its name. The commands print it.
+// namedContext is a context with its name, in the form in which commands print it.
 type namedContext struct {
 	Name    string `json:"name"`
 	Current bool   `json:"current"`

@@ -114,7 +114,7 @@ func exportDashboards(p *program, dir, runbooks string, force bool) error {
 		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil { //nolint:gosec // Grafana and Prometheus must be able to read it
 			return err
 		}
-		if err := os.WriteFile(to, content[f.File], 0o644); err != nil { //nolint:gosec // the same
+		if err := os.WriteFile(to, content[f.File], 0o644); err != nil { //nolint:gosec // Grafana and Prometheus must be able to read it
 			return err
 		}
 		files[i].Bytes = int64(len(content[f.File]))
@@ -229,8 +229,9 @@ func filesToCheck(names []string) (files []promcheck.File, err error) {
 	return files, err
 }
 
-// knownMetrics returns the metrics of this release. If url is not empty, it returns the metrics of
-// the server at this URL.
+// knownMetrics returns the metrics of this release. If url is not empty, it returns the metrics
+// that the server at this URL serves. It adds the metrics with labels that this server does not
+// serve, because such a metric appears only after its first use.
 func knownMetrics(ctx context.Context, p *program, url string) (o promcheck.Options, err error) {
 	table, err := promcheck.ParseTable(docs.Metrics)
 	if err != nil {

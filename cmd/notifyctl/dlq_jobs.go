@@ -261,7 +261,7 @@ func suggestCodes(ctx context.Context, p *program, cl *api.Client, f *api.Letter
 	}
 	top, err := cl.TopDeadLetters(ctx, api.LetterFilter{}, 1000)
 	if err != nil {
-		return // without the answer, only a hint is missing
+		return // without this answer, the command prints no hint
 	}
 	near := map[string]int{}
 	for i := range top.Groups {

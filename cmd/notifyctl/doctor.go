@@ -69,7 +69,8 @@ func runDoctor(ctx context.Context, p *program, failOn string) error {
 	return nil
 }
 
-// clockTolerance is how much the clocks may differ. The server reports its time to the second.
+// clockTolerance is how much the clocks of this machine and of the server may differ. The server
+// reports its time to the second.
 const clockTolerance = 5 * time.Second
 
 // localFindings checks what the server cannot check: the client's version and clock.

@@ -111,7 +111,7 @@ type serverBuild struct {
 	Version string `json:"version,omitempty"` // empty: the answer contained no version
 	Skew    bool   `json:"skew"`              // the server has another version than this program
 
-	date time.Time // Date header of the answer, to the second; zero: it had none
+	date time.Time // Date header of the answer, to the second; zero: the answer had no such header
 }
 
 func newVersion(p *program) *cobra.Command {

@@ -147,7 +147,7 @@ func (p *program) tokenSource(fromContext string) func(context.Context) (string,
 	if file = cmp.Or(file, fromContext); file == "" {
 		return nil
 	}
-	// Read the file for each request, because it may be renewed during a long run.
+	// Read the file for each request, because the token may be renewed during a long run.
 	return func(context.Context) (string, error) {
 		b, err := secrets.ReadFile(file)
 		return strings.TrimSpace(string(b)), err

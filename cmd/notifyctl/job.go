@@ -17,7 +17,7 @@ import (
 )
 
 func jobFields(p *program, j *api.Job) term.Table {
-	filter, _ := json.Marshal(j.Spec.Filter) // it contains only strings and numbers
+	filter, _ := json.Marshal(j.Spec.Filter) // cannot fail: a filter contains only simple values
 	t := term.Table{
 		{"job", j.ID}, {"kind", j.Kind}, {"name", j.Name}, {"state", j.State}, {"why", j.Why}, {"by", j.By}, {"approved by", j.Approved},
 		{"context", j.Context}, {"reason", j.Reason}, {"plan", j.Digest}, {"filter", string(filter)},
@@ -183,8 +183,9 @@ func writeReport(ctx context.Context, cl *api.Client, id, name string) (err erro
 	return errors.Join(err, w.Flush(), f.Close())
 }
 
-// printJobSummary prints the last line, whose counts add up to the planned number. It returns an
-// error with the exit code that belongs to the job's state.
+// printJobSummary prints a job. In a table it prints one line of counts; if the job has processed
+// all planned entries, these counts add up to the planned number. It returns an error with the exit
+// code that belongs to the job's state.
 func printJobSummary(p *program, j *api.Job) error {
 	verb := map[string]string{"replay": "replayed", "discard": "discarded", "export": "exported", "reconcile": "repaired"}[j.Kind]
 	of := "="

@@ -194,7 +194,7 @@ func givenLine(c *cobra.Command, args []string) string {
 			switch {
 			case f.NoOptDefVal != "" && v == f.NoOptDefVal:
 				words = append(words, "--"+f.Name)
-			case f.NoOptDefVal != "" || strings.HasPrefix(v, "-"): // otherwise it would be read as another flag
+			case f.NoOptDefVal != "" || strings.HasPrefix(v, "-"): // otherwise the value would be read as an argument or as another flag
 				words = append(words, "--"+f.Name+"="+term.Quote(v))
 			default:
 				words = append(words, "--"+f.Name, term.Quote(v))

@@ -43,7 +43,7 @@ type loadOptions struct {
 	flagGiven     func(flag string) bool // reports whether the flag is on the command line
 	grant         string                 // --grant: a file with the token
 	requireValid  bool                   // --require-valid
-	repeatedTrial bool                   // true for the trials of a search: the notes of each start are not printed
+	repeatedTrial bool                   // true for the trials of a capacity search: the notes about starting the servers are not printed
 }
 
 func newLoad(p *program) *cobra.Command {

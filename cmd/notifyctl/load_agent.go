@@ -135,7 +135,8 @@ func runAgent(ctx context.Context, p *program, o *agentOptions) error {
 		return err
 	case <-ctx.Done():
 	}
-	// The current run ended because ctx ended. Give its last frame time to reach the controller.
+	// The current run ended because ctx ended. Wait at most 10 s until the figures of its last
+	// second have reached the controller.
 	limit, stop := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer stop()
 	if hs.Shutdown(limit) != nil {

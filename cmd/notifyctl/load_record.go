@@ -129,7 +129,7 @@ func (o *recordOptions) read(ctx context.Context, p *program, r *record.Recorder
 		if err != nil {
 			return "", err
 		}
-		defer os.RemoveAll(dir) // it contains only copies
+		defer os.RemoveAll(dir) // dir contains only copies
 		if err := fetchArchive(ctx, rest, r.Since(), dir); err != nil {
 			return "", err
 		}

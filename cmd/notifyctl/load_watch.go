@@ -41,8 +41,8 @@ func (w *watchedRun) Done() <-chan struct{}  { return w.done }
 func (w *watchedRun) Stop()                  { w.stop() }
 func (w *watchedRun) Mark(text string)       { w.run.Mark(text) }
 
-// steerer returns the object that changes a run's arrivals. It returns nil if nothing may change
-// them.
+// steerer returns the Steerer with which a person changes the rate of the run. It returns nil if
+// the rate of this run cannot be changed.
 func (w *watchedRun) steerer() screen.Steerer {
 	if !w.run.Steerable() {
 		return nil

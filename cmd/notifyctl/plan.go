@@ -14,8 +14,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/tool/capacity"
 )
 
-// planResult is the result of "notifyctl plan". It contains the sheet that uses the assumed rates.
-// With --from, it also contains the sheet that uses measured rates.
+// planResult is the result of "notifyctl plan". It contains the capacity sheet for the assumed
+// rates. With --from, it also contains the capacity sheet for the measured rates.
 type planResult struct {
 	Input    map[string]any `json:"input"`
 	Source   capacity.Sheet `json:"source"`

@@ -13,14 +13,14 @@ import (
 
 // verifyResult is the result of "notifyctl plan --verify".
 type verifyResult struct {
-	Measured bool                  `json:"measured"` // the load was measured, and not given
+	Measured bool                  `json:"measured"` // true: the load was measured at the server; false: flags or a file gave the load
 	Rate     float64               `json:"rate"`     // notifications/s of the load
 	Checks   []capacity.Comparison `json:"checks"`
 }
 
-// runVerify compares the sheet of a load with the settings of a server's processes. The parameter
-// given is true if the load comes from flags or a file, and false if it must be measured at the
-// server.
+// runVerify compares the capacity sheet of a load with the settings of a server's processes. The
+// parameter given is true if the load comes from flags or a file, and false if it must be measured
+// at the server.
 func runVerify(ctx context.Context, p *program, in capacity.Input, from string, given bool) error {
 	cl, err := p.client()
 	if err != nil {

@@ -22,9 +22,9 @@ import (
 )
 
 // eachItem calls fn with every item of a file and the number of the line on which the item begins.
-// The file is NDJSON. If its first character is "[", the file is a single JSON array. The parameter
-// name is the name of the file in error messages. The function fn must not keep an item after it
-// returns.
+// If the first character of the file is "[", the file is a single JSON array. Otherwise it is
+// NDJSON. The parameter name is the name of the file in error messages. The function fn must not
+// keep an item after it returns.
 func eachItem(r io.Reader, name string, fn func(line int, item []byte) error) error {
 	in := bufio.NewReader(r)
 	if mark, err := in.Peek(3); err == nil && string(mark) == "\xef\xbb\xbf" {
@@ -120,7 +120,7 @@ func eachElement(in io.Reader, name string, line int, fn func(line int, item []b
 type lineCounter struct {
 	r    io.Reader
 	read int64   // bytes that were read
-	ends []int64 // offsets of line ends after the last offset that lineOf was called with
+	ends []int64 // offsets of the line ends after the offset of the latest call of lineOf
 	line int     // number of the line that ends at ends[0]
 }
 
@@ -377,7 +377,7 @@ func receiverFromRow(cols, row []string) (r api.Receiver) {
 		}
 	}
 	if vars != nil {
-		r.Variables, _ = json.Marshal(vars) // cannot fail for strings, and sorts them by name
+		r.Variables, _ = json.Marshal(vars) // cannot fail for strings; sorts the variables by name
 	}
 	return r
 }

@@ -37,7 +37,7 @@ type sentItem struct {
 
 // batchAnswer is the answer to one request of a batch.
 type batchAnswer struct {
-	Results  []sentItem `json:"results"` // here Line is not set
+	Results  []sentItem `json:"results"` // the server does not set the field Line
 	Accepted int        `json:"accepted"`
 	Rejected int        `json:"rejected"`
 }
@@ -49,7 +49,7 @@ type batchTotal struct {
 	Rejected int            `json:"rejected"`
 	Replayed int            `json:"replayed"` // accepted items that an earlier run has already sent
 	Failed   []sentItem     `json:"failed,omitempty"`
-	States   map[string]int `json:"states,omitempty"` // with --wait
+	States   map[string]int `json:"states,omitempty"` // notifications by state; set only with --wait
 }
 
 // maxFailed is how many failed items are kept for the result.
@@ -224,7 +224,7 @@ func (s *batchSender) recordAnswer(c *chunk, r *batchAnswer, replayed bool) erro
 	return nil
 }
 
-// shownItems is the largest number of accepted items that a table lists. More items are only
+// shownItems is the largest number of accepted items that a table lists. Further items are only
 // counted.
 const shownItems = 20
 

@@ -62,15 +62,15 @@ func runUI(ctx context.Context, p *program) error {
 }
 
 // readOnlyReason returns "" if the token of t may make changes, or if this is unknown here.
-// Otherwise it returns why the token cannot. It only reads the scope in the token. The server
-// verifies the token later.
+// Otherwise it returns why the token may not make changes. It only reads the scope in the token.
+// The server verifies the token later.
 func readOnlyReason(ctx context.Context, t *target) string {
 	if t.token == nil {
 		return ""
 	}
 	token, err := t.token(ctx)
 	if err != nil {
-		return "" // every request will report this error
+		return "" // every request of the page will report this error
 	}
 	if c, ok := readClaims(token); !ok || slices.Contains(strings.Fields(c.Scope), api.ScopeOperate) {
 		return ""

@@ -189,7 +189,7 @@ func (b *banner) run(ctx context.Context, p *program, o *devOptions, sim *simula
 		g.Go(func() error { return sim.Run(simCtx) })
 	}
 	g.Go(func() error {
-		defer stopSim() // the node has drained before this
+		defer stopSim() // runs after the node has drained
 		return b.node.Run(gctx)
 	})
 	g.Go(func() error {

@@ -84,8 +84,8 @@ func serverAnswers(ctx context.Context, server string) bool {
 	return resp.StatusCode == http.StatusOK
 }
 
-// removeIfTemporary removes the context in two cases: the server was ephemeral, or writeContext did
-// not make the context the current one. It does not remove a context that was changed after
+// removeIfTemporary removes the context in two cases: the user gave --ephemeral, or writeContext
+// did not make the context the current one. It does not remove a context that was changed after
 // writeContext. If the removed context was current, it makes the previous context current again.
 func (c *devContext) removeIfTemporary(o *devOptions) {
 	if c.name == "" || !o.ephemeral && c.chosen {

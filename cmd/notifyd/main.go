@@ -140,7 +140,7 @@ func newLogger(w io.Writer, cfg *app.Config) *slog.Logger {
 // in the log. It is safe for concurrent use.
 type recentLog struct {
 	mu    sync.Mutex // guards the fields below
-	lines []string   // a ring when it holds recentLines lines
+	lines []string   // a ring once it contains recentLines lines
 	next  int        // index of the oldest line, which the next Write replaces
 }
 

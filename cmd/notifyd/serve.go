@@ -56,7 +56,7 @@ func (f *configFlags) load(p *program, extra map[string]any) (app.Loaded, error)
 
 // configNext returns the next step after an error of loading the configuration.
 func configNext(err error) string {
-	if errors.Is(err, fs.ErrPermission) { // the systemd unit runs notifyd as its own user
+	if errors.Is(err, fs.ErrPermission) { // the systemd unit runs notifyd as a separate user
 		return "chmod 0644 FILE: the user that runs notifyd must be able to read it"
 	}
 	return "notifyd config example"

@@ -10,7 +10,7 @@ import (
 type objective struct {
 	slo, alert, promise string
 	budget              string // share that may be bad
-	bad, all            string // rates over WINDOW
+	bad, all            string // queries for the two rates; WINDOW stands for a window such as 5m
 	dashboard           string
 }
 
@@ -60,8 +60,8 @@ var windows = []string{"5m", "30m", "1h", "2h", "6h", "1d", "3d"}
 
 // objectiveRules returns the content of rules/objectives.yml. It has the share of bad events in
 // seven windows. It also has alerts that fire if the error budget of 30 days is used up too fast.
-// Each alert needs a long window (the problem is large) and a short window (the problem still
-// exists).
+// Each alert looks at a long window, which shows that the problem is large, and at a short window,
+// which shows that the problem still exists.
 func objectiveRules() []byte {
 	var b strings.Builder
 	out := func(format string, args ...any) { fmt.Fprintf(&b, format, args...) }
@@ -85,8 +85,9 @@ func objectiveRules() []byte {
 }
 
 // burnAlert returns an alert with two pairs of windows. Each pair has a long and a short window.
-// The alert fires if both windows of one pair exceed the limit of that pair, and if at least 20
-// events happened. The parameter events is the window in which the events are counted.
+// The alert fires if, in both windows of one pair, the share of bad events exceeds the limit of
+// that pair, and if at least 20 events happened. The parameter events is the window in which the
+// events are counted.
 func (o *objective) burnAlert(severity, long1, short1 string, times1 float64, long2, short2 string, times2 float64, events string) string {
 	sel := fmt.Sprintf("{slo=%q}", o.slo)
 	over := func(window string, times float64) string {

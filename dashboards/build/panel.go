@@ -32,8 +32,8 @@ type panel struct {
 	unit              string
 	queries           []query
 	width             int
-	bad               float64 // threshold: red from here on; 0: none
-	low               bool    // red below the threshold instead
+	bad               float64 // values from this threshold on are red; 0: no threshold
+	low               bool    // true: values below the threshold are red instead
 	stacked, logScale bool
 }
 

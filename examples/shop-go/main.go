@@ -58,7 +58,7 @@ func run(ctx context.Context) error {
 		client: &api.Client{
 			BaseURL: os.Getenv("NOTIFYD_URL"), Retries: 8, HTTPClient: &http.Client{Transport: api.NewTransport(0)},
 			Token: func(context.Context) (string, error) {
-				b, err := os.ReadFile(os.Getenv("NOTIFYD_TOKEN_FILE")) // each time: tokens are renewed
+				b, err := os.ReadFile(os.Getenv("NOTIFYD_TOKEN_FILE")) // read the file for each request, because the token is renewed
 				return strings.TrimSpace(string(b)), err
 			},
 		},

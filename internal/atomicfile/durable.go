@@ -1,9 +1,9 @@
 // Package atomicfile writes files and folders that survive a power cut: when a function
 // returns nil, both the content and the name are on the disk.
 //
-// A function writes a file under a temporary name, syncs it, renames it, and then syncs the folder. So
-// a reader sees the old content or the new content, never a part of the new content. After an error the
-// file may have the old content or the new content.
+// To write a file, the package writes a temporary file, syncs it, renames it, and then syncs the
+// folder. So a reader sees the old content or the new content, never a part of the new content.
+// After an error the file may have the old content or the new content.
 package atomicfile
 
 import (

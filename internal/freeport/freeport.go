@@ -20,8 +20,9 @@ import (
 // two processes never get the same port.
 //
 // Outgoing connections use the ports 32768 to 60999 by default (Linux,
-// net.ipv4.ip_local_port_range). All ports of the lots are below this range, and also all ports
-// plus 10,000, because a node of a Redis cluster uses such a second port.
+// net.ipv4.ip_local_port_range). All ports of the lots are below this range. The numbers that are
+// 10,000 higher are also below it, because a node of a Redis cluster uses such a number as its
+// second port.
 const (
 	lowest = 10_000
 	lots   = 49 // the last port is 22,543
@@ -31,7 +32,7 @@ const (
 // held contains the ports that this process owns. Its mutex guards all fields.
 var held struct {
 	sync.Mutex
-	guards    []net.Listener // listeners on the first port of each lot; the reference keeps the collector from closing them
+	guards    []net.Listener // listeners on the first port of each lot; these references keep the garbage collector from closing them
 	next, end int            // ports of the newest lot that Find has not returned yet: next to end-1
 }
 
@@ -86,5 +87,5 @@ func allFree(first, n int) bool {
 }
 
 func listen(port int) (net.Listener, error) {
-	return net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(port)) //nolint:noctx // it does not wait
+	return net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(port)) //nolint:noctx // listening does not wait
 }

@@ -55,8 +55,8 @@ func (cl *Client) Notification(ctx context.Context, id string) (Status, error) {
 const FullAddress = "full"
 
 // NotificationContent returns the content and the addresses of a notification. Only the caller that
-// sent the notification and operators may read it. If an operator reads it, the server writes this
-// to the audit log. Addresses are masked unless the parameter address is FullAddress.
+// sent the notification and operators may read it. If an operator reads it, the server records the
+// access in the audit log. Addresses are masked unless the parameter address is FullAddress.
 func (cl *Client) NotificationContent(ctx context.Context, id, address string) (NotificationContent, error) {
 	q := url.Values{}
 	setText(q, "address", address)
@@ -130,8 +130,8 @@ func (cl *Client) Campaign(ctx context.Context, id string, p Page) (Summary, err
 	return getJSON[Summary](ctx, cl, "/v1/campaigns/"+url.PathEscape(id), p.query())
 }
 
-// CancelCampaign cancels a campaign, also its parts that the server gets later. It has no effect on
-// calls to a provider that have already started.
+// CancelCampaign cancels a campaign, including the parts that the server receives later. It has no
+// effect on calls to a provider that have already started.
 func (cl *Client) CancelCampaign(ctx context.Context, id string) (Cancelled, error) {
 	return sendJSON[Cancelled](ctx, cl, http.MethodDelete, "/v1/campaigns/"+url.PathEscape(id), nil, true)
 }
@@ -195,8 +195,9 @@ func (cl *Client) Failed(ctx context.Context, position uint64, maxWait time.Dura
 	return getJSON[FailedPage](ctx, cl, "/v1/failed", q)
 }
 
-// DeadLetters returns one page of the dead letters that f selects, of every caller. It ignores
-// f.IDs. The cursor is empty for the first page. A limit of 0 means the server's default.
+// DeadLetters returns one page of the dead letters that f selects. They may belong to any caller.
+// DeadLetters ignores f.IDs. The cursor is empty for the first page. A limit of 0 means the
+// server's default.
 func (cl *Client) DeadLetters(ctx context.Context, f LetterFilter, cursor string, limit int) (DeadLetterPage, error) {
 	q := f.Query()
 	setText(q, "cursor", cursor)
@@ -294,8 +295,8 @@ func (cl *Client) stream(ctx context.Context, path string, q url.Values) (*connE
 	return nil, problemOf(resp, body)
 }
 
-// connErrorReader turns read errors into connection errors. So they differ from the errors of the
-// writer to which the body is copied.
+// connErrorReader turns read errors into connection errors. So the errors of reading the body
+// differ from the errors of the writer to which the body is copied.
 type connErrorReader struct {
 	io.ReadCloser
 	ctx context.Context

@@ -34,7 +34,8 @@ type Client struct {
 	// Only requests that are safe to repeat are retried. 0: no retries.
 	Retries int
 	// Patience is how long a request is repeated while the server answers with Retry-After. During
-	// this time, such an answer resets the count of retries to 0.
+	// this time, such an answer resets the count of retries to 0, so that Retries does not end the
+	// request.
 	Patience time.Duration
 	// Backoff is the wait before the first retry if the server sent no Retry-After. It doubles for
 	// each further retry, with jitter, up to 20 times Backoff. Default: 250 ms.
@@ -148,8 +149,8 @@ func (c *call) mayRetry(err error) bool {
 }
 
 // retryDelay returns the wait before the next try. If the server sent a Retry-After, retryDelay
-// adds a random time of up to half of it. Otherwise all clients that were refused at once would
-// return at once.
+// adds a random time of up to half of it. Otherwise all clients that were refused at the same
+// moment would try again at the same moment.
 func (cl *Client) retryDelay(try int, err error) time.Duration {
 	base := cl.Backoff
 	if base <= 0 {

@@ -22,8 +22,8 @@ type Conservation struct {
 	Findings  []Drift             `json:"findings"`
 	Truncated bool                `json:"truncated"` // Findings is not complete
 	Groups    []ConservationGroup `json:"groups"`
-	// Unanswered lists requests to which perhaps no answer was sent because of a crash. These are
-	// schedules of an earlier start that have only some of their timers. They do not count as
+	// Unanswered lists requests that perhaps got no answer because of a crash. They are schedules
+	// that were made before the audited process started and that lack timers. They do not count as
 	// drift.
 	Unanswered []string `json:"unanswered,omitempty"`
 	Chunks     int64    `json:"chunks"`    // original chunks that were read

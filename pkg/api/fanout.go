@@ -15,7 +15,8 @@ import (
 
 // FanoutSend describes a fan-out of any size, which is sent as the parts of a campaign.
 type FanoutSend struct {
-	// Fanout is the content. Campaign must be set; Part and Receivers are ignored.
+	// Fanout is the content. Its field Campaign must be set. Its fields Part and Receivers are
+	// ignored.
 	Fanout Fanout
 	// Receivers is read once, in order, and is never in memory as a whole. If it returns an error,
 	// SendFanout stops.
@@ -28,7 +29,8 @@ type FanoutSend struct {
 	// InFlight is the number of parts sent at the same time. Default: 4.
 	InFlight int
 	// Skip reports whether an earlier run has stored a part. SendFanout does not send such a part.
-	// The same source, PartSize and PartBytes always give the same parts. nil: no part is skipped.
+	// If the source, PartSize and PartBytes are the same as in the earlier run, the parts are the
+	// same too. nil: no part is skipped.
 	Skip func(part uint32) bool
 	// Done is called for each part that the server has stored, one call at a time, but in any
 	// order. It should record what Skip needs later. If it returns an error, SendFanout stops. nil:
@@ -106,7 +108,7 @@ func (p *partSender) splitSource(ctx context.Context, g *errgroup.Group) error {
 		cur   fanoutPart
 		open  bool
 		index int64
-		size  int // bytes of receivers in the part; skipped parts are counted too
+		size  int // bytes of the receivers in the part; also counted for a part that is skipped
 	)
 	var scratch []byte
 	for r, err := range p.send.Receivers {

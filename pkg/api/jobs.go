@@ -103,7 +103,8 @@ func (f *LetterFilter) Empty() bool { return len(f.Words()) == 0 && len(f.IDs) =
 type JobSpec struct {
 	Kind   string       `json:"kind"`
 	Filter LetterFilter `json:"filter"`
-	// UpTo is set by the plan. The job includes only letters up to this position in the index.
+	// UpTo is set by the plan. The job includes only letters up to this position in the index of
+	// dead letters.
 	UpTo   uint64  `json:"up_to,omitempty"`
 	Rate   float64 `json:"rate,omitempty"`    // letters a second, above 0, at most 20,000; default 50
 	RampMs int64   `json:"ramp_ms,omitempty"` // time in which the rate grows from a tenth to the full rate
@@ -132,7 +133,8 @@ type Plan struct {
 	Skip    map[string]int            `json:"skip"`   // the other entries, by reason
 	Counts  map[string]map[string]int `json:"counts"` // letters by class, caller, channel, provider, template and code
 	// Unreachable counts the entries of Send whose messages would be suppressed now, by error code.
-	// It uses the addresses in the user's profile, and ignores an address in the request.
+	// The plan looks only at the addresses in the user's profile, and ignores an address in the
+	// request.
 	Unreachable map[string]int  `json:"unreachable,omitempty"`
 	EndsSoon    int             `json:"ends_soon"`        // entries that retention removes within a day
 	EtaMs       int64           `json:"eta_ms"`           // estimated duration at the rate, without the canary
@@ -145,7 +147,7 @@ type JobRequest struct {
 	Spec     JobSpec         `json:"spec"`   // the spec of the plan, unchanged
 	Digest   string          `json:"digest"` // the digest of the plan
 	Entries  int             `json:"entries,omitempty"`
-	Name     string          `json:"name,omitempty"` // name of the job, used only once; default: the digest
+	Name     string          `json:"name,omitempty"` // unique name of the job; default: the digest
 	Approval bool            `json:"needs_approval,omitempty"`
 	Report   json.RawMessage `json:"report,omitempty"` // only for reconcile: the plan's report, unchanged
 }
@@ -255,7 +257,7 @@ type LetterGroup struct {
 	EndsSoon int            `json:"ends_soon"` // letters that retention removes within a day
 	Callers  map[string]int `json:"callers"`
 	Sample   string         `json:"sample"`      // id of one of the letters
-	LastHour int            `json:"last_hour"`   // letters of Count that failed in the last hour
+	LastHour int            `json:"last_hour"`   // letters of this group that failed in the last hour
 	HourAgo  int            `json:"hour_before"` // letters that failed in the hour before that
 }
 
@@ -390,7 +392,8 @@ func (cl *Client) Audit(ctx context.Context, afterSeq *uint64, limit int) ([]Aud
 }
 
 // VerifyAudit makes the server read the whole audit log and check its chain of hashes. The
-// parameter expect is "<seq>:<hash>" of an earlier check; the log must still contain that row.
+// parameter expect is "<seq>:<hash>" of a row from an earlier check; the log must still contain
+// that row.
 func (cl *Client) VerifyAudit(ctx context.Context, expect string) (AuditCheck, error) {
 	q := url.Values{}
 	setText(q, "expect", expect)

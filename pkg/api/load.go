@@ -88,7 +88,8 @@ type LoadGrant struct {
 	Token string `json:"token,omitempty"`
 }
 
-// LoadGrants lists the grants of the last week, newest first.
+// LoadGrants lists the grants, newest first. Grants that expired more than a week ago may be
+// missing.
 type LoadGrants = List[LoadGrant]
 
 // LoadGrantChange approves or revokes a grant.
@@ -175,7 +176,7 @@ func (cl *Client) Grant(ctx context.Context, in LoadGrantRequest) (LoadGrant, er
 	return sendJSON[LoadGrant](ctx, cl, http.MethodPost, "/v1/ops/load-grants", in, false)
 }
 
-// Grants returns the grants of the last week, newest first.
+// Grants returns the grants, newest first. Grants that expired more than a week ago may be missing.
 func (cl *Client) Grants(ctx context.Context) (LoadGrants, error) {
 	return getJSON[LoadGrants](ctx, cl, "/v1/ops/load-grants", nil)
 }

@@ -129,7 +129,8 @@ type SuppressionLifted struct {
 	StillSuppressed bool   `json:"suppressed"` // another profile still suppresses it
 }
 
-// Suppressions lists the suppressed addresses that f selects, ordered by user and address. It needs the scope "observe".
+// Suppressions lists the suppressed addresses that f selects, sorted by user and then by address.
+// It needs the scope "observe".
 func (cl *Client) Suppressions(ctx context.Context, f SuppressionFilter, cursor string, limit int) (Suppressions, error) {
 	q := f.Query()
 	setText(q, "cursor", cursor)
@@ -169,8 +170,9 @@ type ProviderTestRequest struct {
 	To string `json:"to,omitempty"`
 }
 
-// TestProvider tests a provider: the answering process calls the provider once. The call is a dry
-// run or one real message. If the answer is lost, only a dry run is repeated.
+// TestProvider tests a provider: the answering process calls the provider. If in.To is set, the
+// call sends one real message. Otherwise the test is a dry run, which calls each account or pool
+// that name selects. If the server's answer is lost, TestProvider repeats only a dry run.
 func (cl *Client) TestProvider(ctx context.Context, name string, in ProviderTestRequest) (ProviderTest, error) {
 	return sendJSON[ProviderTest](ctx, cl, http.MethodPost, "/v1/ops/providers/"+url.PathEscape(name)+"/test", in, in.To == "")
 }
@@ -265,7 +267,7 @@ type ProcessSettings struct {
 	Process     string            `json:"process,omitempty"`
 	Roles       []string          `json:"roles,omitempty"`
 	Channels    []ChannelSettings `json:"channels"`      // channels whose providers it calls
-	TimerShards int               `json:"timer_shards"`  // partitions of each minute
+	TimerShards int               `json:"timer_shards"`  // parts into which the timers of each minute are divided
 	CatchUpRate int               `json:"catch_up_rate"` // timers of a backlog that are released a second
 	CallerRate  float64           `json:"caller_rate"`   // requests a second for a caller without its own rate
 }
@@ -347,14 +349,14 @@ type GroupLag struct {
 	Topic    string `json:"topic"`
 	Lag      int64  `json:"lag"`       // records that are not read yet
 	InFlight int    `json:"in_flight"` // records that are read and not done
-	Paused   int    `json:"paused"`    // partitions that have reached their limit
+	Paused   int    `json:"paused"`    // partitions that are not read now, because too many of their records are in flight
 	// LanePaused means that an operator has paused the lane of the group.
 	LanePaused bool `json:"lane_paused,omitempty"`
 	// Deferred counts the receivers that wait in the timer store before they return to Topic, the
 	// largest count first. nil: the process that answered has not counted them.
 	Deferred []Deferred `json:"deferred"`
 	// Members are the processes that consume the group's partitions of Topic. InFlight and Paused
-	// above are sums over them. nil: there is only one process.
+	// above are the sums over all members. nil: there is only one process.
 	Members []GroupMember `json:"members,omitempty"`
 }
 
@@ -363,7 +365,7 @@ type GroupMember struct {
 	Process    string `json:"process,omitempty"`
 	Partitions int    `json:"partitions"`
 	InFlight   int    `json:"in_flight"`
-	Paused     int    `json:"paused"` // partitions that have reached their limit
+	Paused     int    `json:"paused"` // as in GroupLag
 }
 
 // Deferred counts the receivers of a topic that wait in the timer store for a later attempt: a

@@ -110,7 +110,8 @@ type Receiver struct {
 type Receivers []Receiver
 
 // Fanout is the body of POST /v1/notifications:fanout: one content for many receivers. Campaign and
-// Part connect several requests. Then (campaign, part) is the idempotency key of the request.
+// Part make several requests one campaign. In this case (campaign, part) is the idempotency key of
+// each request.
 type Fanout struct {
 	Channel     string     `json:"channel"`
 	Category    string     `json:"category"`
@@ -325,7 +326,7 @@ type UserVersion struct {
 	Version uint64 `json:"version"`
 }
 
-// DeadLetter is a notification that failed for good, or for which it is not known whether it
+// DeadLetter is a notification that failed for good, or of which notifyd does not know whether it
 // arrived.
 type DeadLetter struct {
 	NotificationID string         `json:"notification_id"`

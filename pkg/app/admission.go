@@ -27,8 +27,8 @@ func newAdmission(n *Node) *limit.Admission {
 	return limit.NewAdmission(cfg)
 }
 
-// bulkGate returns a gate of the intake for bulk lanes, which calls the function check. If check is
-// nil, bulkGate returns nil, so bulk lanes use the same gate as all other lanes.
+// bulkGate returns the gate that the intake uses for bulk lanes. The gate calls the function check.
+// If check is nil, bulkGate returns nil, so bulk lanes use the same gate as all other lanes.
 func bulkGate(check func() error) intake.Gate {
 	if check == nil {
 		return nil

@@ -72,8 +72,8 @@ func archivePlace(c *Config) string {
 	return c.Archive.Dir
 }
 
-// archiveLevel returns how serious the state of the archive is. If the archive is late by more than
-// half of archive.wait, data will soon be removed before it is archived.
+// archiveLevel returns how serious the state of the archive is. If the last complete run of the
+// archive is longer ago than half of archive.wait, data may soon be removed before it is archived.
 func archiveLevel(s archive.Status) (bad bool, level string) {
 	if s.Age > s.Wait/2 {
 		return true, "fail"

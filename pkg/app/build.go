@@ -54,7 +54,7 @@ func (n builder) build() error {
 		return err
 	}
 	n.solo = worker.NewSolo()
-	lanes := 1 // embedded: all writes that wait for an fsync share the next fsync
+	lanes := 1 // lanes of the committer; one is enough if all waiting writes share the next fsync
 	if cfg.Engines == EnginesDistributed {
 		lanes = 3
 	}
@@ -152,8 +152,8 @@ func (n builder) buildLane(l notify.Lane, calls *callShare) error {
 	return nil
 }
 
-// addGroup makes the consumer group c.Group, which reads the topics in topicsOf, and adds it to
-// n.groups.
+// addGroup makes the consumer group c.Group, which reads the topics in topicsOf[c.Group], and adds
+// it to n.groups.
 func (n builder) addGroup(c log.GroupConfig, h log.Handler) error {
 	c.Owner, c.Counts = n.owner, func(topic string) []int { return n.st.spread(topic).Counts() }
 	assigned, gone := c.Events.Assigned, c.Events.Gone

@@ -56,8 +56,8 @@ func (n cardWriter) buildCard(ctx context.Context) (c cluster.Card) {
 	return c
 }
 
-// settings returns the figures of this process's configuration. It replaces the numbers of partitions,
-// shards and accounts by the actual numbers.
+// settings returns the figures of this process's configuration. For partitions, shards and accounts
+// it returns the numbers that are in use, which may differ from the configured numbers.
 func (n cardWriter) settings() api.ProcessSettings {
 	s := n.cfg.Settings()
 	s.Roles = n.roles

@@ -23,17 +23,17 @@ import (
 // checkpoint. Records above the checkpoint are read again.
 const (
 	checkpointEvery = time.Minute
-	// checkpointsKept is the number of rows: one row for each minute of a day. The nodes of Cassandra
-	// are not copied at the same moment. So the newest checkpoint in the copies may be newer than the
-	// copies of some other rows. If a snapshot of all nodes takes less than a day, it still has a
-	// checkpoint from before it began.
+	// checkpointsKept is the number of rows: one row for each minute of a day. The nodes of
+	// Cassandra are not copied at the same moment. So the newest checkpoint in the copies may be
+	// newer than the copies of some other rows. If a snapshot of all nodes takes less than a day,
+	// the snapshot still contains a checkpoint from before the start of the snapshot.
 	checkpointsKept = 24 * 60
 )
 
 // checkpoint holds the committed offsets of the consumer groups at one time.
 type checkpoint struct {
 	At     time.Time         `json:"at"`     // a time after the committed offsets were read
-	Topics map[string]string `json:"topics"` // the id that the brokers gave to each topic
+	Topics map[string]string `json:"topics"` // by topic: the id that the brokers gave to it
 	Groups positions         `json:"groups"`
 }
 

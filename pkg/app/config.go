@@ -91,7 +91,7 @@ type Config struct {
 		Allow          []string      `koanf:"allow" doc:"prefixes that may be called although they are not on the public internet, e.g. [10.1.0.0/16]"`
 		Deny           []string      `koanf:"deny" doc:"prefixes that may not be called, beside the built-in ones"`
 		Ports          []int         `koanf:"ports" doc:"ports that may be called; empty: 443, and 80 with plain; 0: all"`
-		Timeout        time.Duration `koanf:"timeout" default:"10s" above:"0" max:"25s" doc:"longest callback, from the look-up of the name to the end of the answer"` // a call ends within its claim
+		Timeout        time.Duration `koanf:"timeout" default:"10s" above:"0" max:"25s" doc:"longest callback, from the look-up of the name to the end of the answer"` // at most 25 s, so that a call ends within its claim
 		CallerInFlight int           `koanf:"caller_in_flight" default:"100" min:"1" doc:"callbacks of one caller at once"`
 		InFlight       int           `koanf:"in_flight" default:"4096" min:"1" doc:"callbacks at once in all"`
 		MaxPending     int           `koanf:"max_pending" default:"1000000" min:"1" doc:"triggers one caller may have waiting"`
@@ -188,7 +188,6 @@ func (c *Config) providerMode() string {
 
 func (c *Config) callsReal() bool { return c.providerMode() == api.ProvidersReal }
 
-// lane returns the settings of a lane.
 func (c *Config) lane(l notify.Lane) Lane {
 	switch l.Channel {
 	case notify.Push:

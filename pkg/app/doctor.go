@@ -174,7 +174,7 @@ func (d *doctor) lookAtOwn() {
 	for _, t := range n.embedded.broker.Torn() {
 		d.Add("log tail", false, "", "", "%s/%d: a crash cut the write of offset %d short; it was not acknowledged", t.Topic, t.Partition, t.Offset)
 	}
-	settle := "" // says how to end the report of losses
+	settle := "" // says how an operator ends the report of losses
 	if len(losses) > 0 {
 		settle = "; when they are dealt with, remove " + filepath.Join(n.cfg.DataDir, "log", embedded.LossesFile) + " and restart"
 	}

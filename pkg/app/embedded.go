@@ -23,7 +23,7 @@ type embeddedEngines struct {
 	store              *pebble.Store
 	broker             *embedded.Broker
 	history            *history.Store
-	lostGroupPositions []string // committed offsets of consumer groups that were missing in the log when it was opened
+	lostGroupPositions []string // committed offsets of consumer groups that the log had lost when this process opened it
 }
 
 // SocketName is the name of the unix socket in the data folder. Tools of the same user read and write
@@ -42,7 +42,7 @@ func (n opener) openEmbedded(ctx context.Context) error {
 	if n.lock, err = LockFolder(cfg.DataDir, self); err != nil {
 		return err
 	}
-	n.closers = append(n.closers, n.lock.Close) // closed last: after that, the next process may open everything at once
+	n.closers = append(n.closers, n.lock.Close) // closed last, because after that the next process may open all engines
 	n.progress("opening the store")
 	if n.embedded.store, err = pebble.Open(pebble.Config{Dir: filepath.Join(cfg.DataDir, "store"), FS: n.seams.storeFS, Logger: n.log}); err != nil {
 		return err

@@ -14,7 +14,8 @@ import (
 )
 
 // watchStore returns an error at the first failure of the store's disk. The error ends the process.
-// After such a failure it is not known which data is durable, and only a new start can read it.
+// After such a failure this process does not know which data is durable. Only a new process, which
+// reads the disk, can find out.
 func (e *embeddedEngines) watchStore(ctx context.Context) error {
 	select {
 	case <-e.store.Failed():
@@ -49,7 +50,7 @@ func (e *embeddedEngines) followHistory(ctx context.Context, admin *log.Admin, r
 		if err := e.history.Append(ctx, hs...); err != nil {
 			return err
 		}
-		if len(hs) < len(recs) { // the last records may be lost; Sync waits for the end, so the position must advance
+		if len(hs) < len(recs) { // lost records are not appended; Sync waits for their offsets too, so advance the position past them
 			e.history.Advance(history.Part(tp), recs[len(recs)-1].Offset+1)
 		}
 		return nil
@@ -85,7 +86,8 @@ func (e *embeddedEngines) losses() (out []loss) {
 	return out
 }
 
-// consumed returns how many of the lost records the group had handled and committed before the loss.
+// consumed returns how many of the lost records the group had processed and committed before the
+// loss.
 func (l *loss) consumed() int64 { return l.Below(l.Committed[l.group]) }
 
 func (l loss) String() string {

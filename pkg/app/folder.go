@@ -20,7 +20,7 @@ import (
 // Holder describes the process that uses a data folder. The process itself writes it.
 type Holder struct {
 	PID     int       `json:"pid"`
-	Command string    `json:"command"` // "notifyd dev"
+	Command string    `json:"command"` // such as "notifyd dev"
 	Since   time.Time `json:"since"`
 	API     string    `json:"api,omitempty"`   // URL of the API; empty: not known yet
 	Inbox   string    `json:"inbox,omitempty"` // URL of the inbox of the simulated providers
@@ -65,7 +65,7 @@ func LockFolder(dir string, h Holder) (*Lock, error) {
 		}
 	}
 	l := &Lock{file, filepath.Join(dir, holderFile)}
-	_ = os.Remove(l.holderPath) // a killed process may have left it
+	_ = os.Remove(l.holderPath) // a killed process may have left this file
 	l.Tell(h)
 	return l, nil
 }

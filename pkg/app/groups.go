@@ -20,8 +20,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
-// groups holds the consumer groups that this process may run. It computes the lag of each group, and
-// the offsets below which all groups have finished the log.
+// groups holds the consumer groups that this process may run. It computes the lag of each group,
+// and the offsets below which all groups have finished the records of the log.
 type groups struct {
 	list   []*log.Group
 	names  []string // names of the groups in list, in the same order

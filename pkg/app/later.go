@@ -93,7 +93,7 @@ func (n builder) buildLater() error {
 		rows = tracedRows{rows, n.tracer}
 	}
 	callers := n.st.callers
-	if n.embedded == nil { // this cache saves reads, and still works while the server is unavailable for a short time
+	if n.embedded == nil { // this cache saves reads, and works while PostgreSQL is unavailable for a short time
 		callers = users.NewCallers(callers)
 	}
 	l.census = trigger.NewCensus(n.st.triggers, n.servers != nil)

@@ -17,7 +17,7 @@ func listenerOf(port uint64) (pid int, name string) {
 	const listening = 10 // TCP_LISTEN of the kernel
 	var sockets []string
 	v4, _ := fs.NetTCP()  //nolint:staticcheck // netlink would be one more dependency, for a message
-	v6, _ := fs.NetTCP6() //nolint:staticcheck // the same
+	v6, _ := fs.NetTCP6() //nolint:staticcheck // netlink would be one more dependency, for a message
 	for _, s := range append(v4, v6...) {
 		if s.LocalPort == port && s.St == listening {
 			sockets = append(sockets, fmt.Sprintf("socket:[%d]", s.Inode))

@@ -93,7 +93,7 @@ func (c *nodeCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	c.collectShared(ch, gauge)
 	c.collectAdmission(gauge)
-	behind := map[string]api.GroupLag{} // key: group; the sum over its topics
+	behind := map[string]api.GroupLag{} // by group: the sums over the topics of the group
 	for _, l := range n.groups.lags() {
 		sum := behind[l.Group]
 		sum.Lag, sum.InFlight = sum.Lag+l.Lag, sum.InFlight+l.InFlight

@@ -24,15 +24,15 @@ import (
 type Migration struct {
 	Engine  string    // "kafka", "cassandra keyspace", "postgres", "sqs", "meta"
 	Step    string    // a topic, a step of a schema, a queue, a row
-	Applied bool      // it exists
-	At      time.Time // time from which it exists or is used; zero: not known
+	Applied bool      // true: the servers have it
+	At      time.Time // when it was made, or the time from which it is used; zero: not known
 }
 
 // Migrate prepares the servers for this build. Afterwards it returns the state of each step. It
 // never removes topics and queues, not even with engine.Down. Several processes may run it at the
 // same time, and it may be run again after an interruption. If a server cannot be reached, Migrate
-// continues with the other servers. It joins the errors of all servers. Each error names its
-// section.
+// continues with the other servers. It joins the errors of all servers. Each error names the
+// section of the configuration that its server belongs to.
 func Migrate(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger) ([]Migration, error) {
 	if cfg.Engines != EnginesDistributed {
 		return nil, notify.Invalid("bad_config", "engines", "is embedded, so there is nothing to migrate: notifyd serve checks the format of the store when it starts")
@@ -218,7 +218,7 @@ func withMeta(ctx context.Context, cfg *Config, direction engine.Direction, logg
 	return fn(s.Meta(), time.Now().Add(ahead))
 }
 
-// migrateMeta writes the rows that name the installation and its timer shards.
+// migrateMeta calls metaRows with the rows of the servers.
 func migrateMeta(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger) ([]Migration, error) {
 	return withMeta(ctx, cfg, to, logger, []string{storeIDMeta, shardsMeta}, func(meta engine.Meta, now time.Time) ([]Migration, error) {
 		return metaRows(ctx, meta, cfg, to, now)
@@ -246,9 +246,9 @@ func migratePartitions(ctx context.Context, cfg *Config, to engine.Direction, lo
 // installation without the row has no prefix. prefixKey is the configuration key of the prefix.
 const prefixMeta, prefixKey = "topic_prefix", "kafka.topic_prefix"
 
-// checkTopicPrefix returns an error if the topic prefix of the configuration is not the prefix of the
-// installation. With another prefix the records in the installation's topics would stay unread, and its
-// positions would be used for other topics.
+// checkTopicPrefix returns an error if the topic prefix of the configuration is not the prefix of
+// the installation. With another prefix the records in the installation's topics would stay unread,
+// and the positions of its groups would be used for other topics.
 func checkTopicPrefix(ctx context.Context, meta engine.Meta, cfg *Config) error {
 	row, err := meta.GetMeta(ctx, prefixMeta)
 	if err == nil && string(row) != cfg.Kafka.TopicPrefix {
@@ -257,9 +257,9 @@ func checkTopicPrefix(ctx context.Context, meta engine.Meta, cfg *Config) error 
 	return err
 }
 
-// metaRows writes the missing rows that all processes share: the id of the installation, the topic
-// prefix and the number of timer shards. It also raises the number of timer shards. It returns the
-// state of each row.
+// metaRows returns the state of two rows that all processes share: the id of the installation and
+// the number of timer shards. If to is engine.Up, it first writes these rows and the row of the
+// topic prefix if they are missing, and raises the number of timer shards to the configured number.
 func metaRows(ctx context.Context, meta engine.Meta, cfg *Config, to engine.Direction, now time.Time) (out []Migration, err error) {
 	id, err := meta.GetMeta(ctx, storeIDMeta)
 	if err == nil && len(id) == 0 && to == engine.Up {

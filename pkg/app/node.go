@@ -81,8 +81,8 @@ type Node struct {
 	tail           *deadletter.Tail // outcomes of this process
 	closers        []func() error   // close functions of engines and log clients, in the order in which they were opened
 	lock           *Lock            // lock of the data folder
-	listener       net.Listener     // listener of the API; when there is a server, the server owns it
-	adminListener  net.Listener     // listener of the admin routes; when there is a server, the server owns it; nil: no admin routes
+	listener       net.Listener     // listener of the API; once the field server is set, the server owns the listener
+	adminListener  net.Listener     // listener of the admin routes, with the same owner as the field listener; nil: no admin routes
 	progress       func(step string)
 	served         bool // true: Run has started, so the server closes its listeners itself
 	removals       cluster.Removals
@@ -106,7 +106,7 @@ type Node struct {
 	started        time.Time
 	draining       atomic.Bool
 	tasks          cluster.Tasks // set by RunAs, before any part runs
-	roles          []string      // the roles of tasks
+	roles          []string      // the roles that RunAs was given
 	tracer         *trace.Tracer // nil: no collector is configured
 }
 
@@ -121,7 +121,7 @@ type seams struct {
 	settle     time.Duration                            // time between two reads of an audit
 	recount    time.Duration                            // time between two counts of deferred receivers
 	traceQueue int                                      // maximum number of spans that wait for the collector
-	traceEvery time.Duration                            // how long a span waits for other spans
+	traceEvery time.Duration                            // how long a span waits for other spans before it is sent
 	servers    func(ctx context.Context, n *Node) error // replaces openServers: sets the fields of st that useServers does not set
 }
 
@@ -227,8 +227,8 @@ func (n *Node) KafkaSocket() string { return filepath.Join(n.cfg.DataDir, Socket
 
 // SeedCaller gives callback URLs and a signing secret to a caller that has none. It replaces the
 // values that it gave at an earlier start, because the ports may have changed. It does not change
-// values of an operator. If an operator removed a value, SeedCaller does not add the value again.
-// Call SeedCaller before Run.
+// values that an operator has set. If an operator removed a value, SeedCaller does not add the
+// value again. Call SeedCaller before Run.
 func (n *Node) SeedCaller(ctx context.Context, id string, urls []string, secret string) error {
 	return seedCaller(ctx, n.st.meta, n.st.callers, id, urls, secret)
 }

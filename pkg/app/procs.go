@@ -10,9 +10,9 @@ import (
 // load. The files are those of the log, the history and the store.
 const filesAtOnce = 2
 
-// MakeRoomForFiles raises GOMAXPROCS by the number of goroutines that wait for the disk. If the
-// environment sets GOMAXPROCS, it changes nothing. Only commands call it, because the setting is
-// global.
+// MakeRoomForFiles raises GOMAXPROCS by filesAtOnce, because about so many goroutines wait for the
+// disk. If the environment sets GOMAXPROCS, it changes nothing. Only commands call it, because the
+// setting is global.
 //
 // A goroutine in a system call keeps its processor (P) until the runtime takes the processor away.
 // A goroutine that returns from the call must wait for a processor behind all goroutines that

@@ -124,7 +124,7 @@ func (p *providers) addSendGrid(cfg *Config, blocks limit.Blocks, roots *x509.Ce
 	if c.WebhookKey == "" {
 		return nil
 	}
-	b, err := os.ReadFile(c.WebhookKey) // a public key
+	b, err := os.ReadFile(c.WebhookKey) // a public key, so other users may read the file
 	if err == nil {
 		p.sendgridKey, err = provider.ParseSendGridKey(strings.TrimSpace(string(b)))
 	}

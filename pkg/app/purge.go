@@ -76,8 +76,8 @@ func (p *purger) removeCancelsAndCampaigns(ctx context.Context, now time.Time) e
 	return errors.Join(err, err2)
 }
 
-// removeLetters removes dead letters whose retention has ended. If there is an archive, it keeps
-// dead letters that are not archived yet.
+// removeLetters removes dead letters whose retention has ended. If there is an archive,
+// removeLetters keeps dead letters that are not archived yet for up to archive.wait longer.
 func (p *purger) removeLetters(ctx context.Context, now time.Time) error {
 	until := now.UnixMilli()
 	if p.archive != nil {

@@ -52,8 +52,8 @@ func (rs *receipts) webhooks() map[string]server.Receipt {
 }
 
 // storeReceipts stores receipts. Each receipt becomes a row in addition to the rows of its call.
-// storeReceipts also adds dead addresses to the suppression list. If the receiver told the provider to
-// stop sending, it stores an opt-out of marketing and digest.
+// storeReceipts also adds dead addresses to the suppression list. If the receiver told the provider
+// to stop sending, storeReceipts stores an opt-out of marketing and digest.
 func (rs *receipts) storeReceipts(ctx context.Context, ch notify.Channel, list []provider.Receipt, err error) error {
 	if err != nil {
 		return err

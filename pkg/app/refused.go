@@ -81,10 +81,10 @@ var faults = []struct {
 }
 
 // misconfigured returns an error that names the wrong configuration key if err shows that the
-// configuration is wrong. Then the server refuses this client, or this client does not trust the
-// server. If its cause may end without a change of the configuration, misconfigured returns nil. A
-// process with a wrong configuration must not start, because waiting does not help. In a rolling
-// update, the old process then continues to work.
+// configuration is wrong. In this case the server refuses this client, or this client does not
+// trust the server. If the cause of err may end without a change of the configuration,
+// misconfigured returns nil. A process with a wrong configuration must not start, because waiting
+// does not help. In a rolling update, the old process then continues to work.
 func misconfigured(s settings, err error) error {
 	if err == nil {
 		return nil

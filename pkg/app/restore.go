@@ -163,7 +163,7 @@ func (r restorer) checkStopped(ctx context.Context) error {
 
 // logState describes which records the log holds.
 type logState struct {
-	ids          map[string]string // ids that the brokers gave to the topics
+	ids          map[string]string // by topic: the id that the brokers gave to it
 	starts, ends map[log.TopicPartition]int64
 }
 
@@ -187,11 +187,11 @@ func (r restorer) readLog(ctx context.Context) (l logState, err error) {
 // offsets returns the offsets at which each group continues after a restore to checkpoint c. The
 // result missing describes the records that the log lacks. The parameter newest is the newest
 // checkpoint in the tables. If the log ends before that checkpoint, the log is older than the
-// tables: it lacks records that rows in the tables refer to. A group reads a partition that does
-// not fit checkpoint c from its first record.
+// tables: it lacks records that rows in the tables refer to. If a partition does not fit the offset
+// of a group in checkpoint c, the group continues at the first record of the partition.
 func (l logState) offsets(c, newest checkpoint) (resumeAt map[string]map[log.TopicPartition]int64, missing []string) {
 	resumeAt = map[string]map[log.TopicPartition]int64{}
-	lacks := map[string]bool{} // a set, so that a line of several groups occurs once
+	lacks := map[string]bool{} // a set, because several groups may add the same line
 	for group, topics := range topicsOf {
 		resumeAt[group] = map[log.TopicPartition]int64{}
 		for tp, start := range l.starts {

@@ -32,8 +32,9 @@ func (n *Node) observe(e *notify.Envelope) {
 func (n *Node) Describe(a About) { n.about = a }
 
 // Run runs the process with the configured roles until ctx ends. Then it stops the process in this
-// order: the API answers 503 and finishes its requests; workers finish their calls and commit; timers
-// and history stop; stores close. If any part returns an error, the process ends.
+// order: the API answers 503 and finishes its requests; workers finish their calls and commit, and
+// timers and jobs stop; log and history stop; stores close. If any part returns an error, the
+// process ends.
 func (n *Node) Run(ctx context.Context) error { return n.RunAs(ctx, n.cfg.Roles...) }
 
 // RunAs does what Run does, with the given roles instead of the configured roles. With embedded engines
@@ -65,7 +66,7 @@ func (n *Node) RunAs(ctx context.Context, roles ...string) error {
 				return n.Close()
 			}
 			if n.embedded == nil && what == "preferences" && notify.KindOf(err) == notify.KindUnavailable {
-				continue // n.prefs.Run reads them when the server is available again; openPostgres has logged the error
+				continue // n.prefs.Run reads the preferences when PostgreSQL is available again; openPostgres has logged the error
 			}
 			return errors.Join(fmt.Errorf("%s: %w", what, err), n.Close())
 		}
@@ -123,8 +124,8 @@ type parts map[string]func(context.Context) error
 // runner lists the parts of a process.
 type runner struct{ *Node }
 
-// innerParts returns the parts of the inner ring. The other rings need them until the other rings have
-// ended.
+// innerParts returns the parts of the inner ring. The other rings need these parts, so the inner
+// ring is stopped last.
 func (n runner) innerParts(do cluster.Tasks) parts {
 	ps := parts{"callers": n.outcomeCallers.Run, "preferences": n.prefs.Run, "cancels": n.cancels.Run, "committer": n.committer.Run, "rates": n.rates.Run}
 	for name, run := range n.provs.backgroundParts() {
@@ -161,7 +162,7 @@ func (n runner) middleParts(do cluster.Tasks) parts {
 	drainer := &intake.Drainer{Spill: n.st.spill, Log: n.producer, Logger: n.log}
 	if n.embedded != nil {
 		ps["spill drainer"] = drainer.Run
-		ps["timers"] = n.later.timers.Run // also with RoleAPI, because it owns the minutes of new timers
+		ps["timers"] = n.later.timers.Run // also with RoleAPI, because the timer engine owns the minutes of new timers
 	} else if do.API && n.st.spill != nil {
 		ps["spill drainer"] = n.exclusive("spill-drainer", drainer.Run)
 	}
@@ -218,5 +219,6 @@ func (n *Node) Audit(ctx context.Context, since time.Time) (api.Conservation, er
 	return n.auditor.Audit(ctx, since)
 }
 
-// hasTask reports whether the process has a task. A process with embedded engines has every task.
+// hasTask reports whether the process has a task. With embedded engines it always returns true,
+// because only one process exists.
 func (n *Node) hasTask(task func(cluster.Tasks) bool) bool { return n.embedded != nil || task(n.tasks) }

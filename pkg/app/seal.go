@@ -80,9 +80,10 @@ func KeyAdvice(dataDir, keyID string) string {
 // sealer reads or makes the keys that seal callers' secrets.
 type sealer struct{ *Node }
 
-// sealCallers wraps the store of callers, so that the store seals and opens their secrets. It reads
-// the key file. With embedded engines it also makes the key file if no secret is sealed yet. And it
-// seals the secrets that were stored in clear or with an older key.
+// sealCallers reads the key file and wraps the store of callers. The wrapped store seals the
+// callers' secrets when it writes them and opens them when it reads them. With embedded engines
+// sealCallers also makes the key file if no secret is sealed yet, and seals the secrets that were
+// stored in clear or with an older key.
 func (n sealer) sealCallers(ctx context.Context) error {
 	keys, err := n.readKeys()
 	if n.embedded == nil {

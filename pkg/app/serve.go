@@ -29,8 +29,8 @@ func portOf(addr string) (host string, port int, err error) {
 }
 
 // countedLog counts the bytes that intake appends to the embedded log, and reports them to the
-// guard. So the guard can enforce the limit of the log's size even between two measurements of the
-// disk.
+// guard of the log. So the guard can enforce the limit of the log's size even between two
+// measurements of the disk.
 type countedLog struct {
 	intake.Log
 	appended func(bytes int)

@@ -9,9 +9,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// patientLog is the log that intake uses if the log is Kafka. If an append has failed because no broker
-// answers, and the probe confirms this, the next appends fail at once. So a request is refused or
-// spilled within a millisecond instead of a second.
+// patientLog is the log that intake uses if the log is Kafka. If an append has failed because no
+// broker answers, and the probe confirms this, the next appends fail at once. So notifyd refuses a
+// request, or puts it into the spill buffer, within a millisecond instead of a second.
 type patientLog struct {
 	intake.Log
 	away   func() error // returns the result of the probe

@@ -108,7 +108,7 @@ func exposedSecrets(l *Loaded) (problems []problem) {
 			switch {
 			case err != nil && strings.Contains(f.Value.String(), "://"):
 				problems = append(problems, problem{key: key, text: "is not a URL such as postgres://user@host1:5432,host2:5432/notifyd"})
-				continue // it may contain a password, so it is not shown
+				continue // the value may contain a password, so the problem does not show it
 			case err == nil && u.Scheme != "":
 				if _, has := u.User.Password(); !has && !u.Query().Has("password") {
 					continue

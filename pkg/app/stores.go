@@ -59,14 +59,14 @@ type stores struct {
 	laterGate  func() error
 	appended   func(bytes int)                                                           // called with the number of bytes that intake appends; may be nil
 	ready      func() error                                                              // returns the reason why the process cannot do its work, or nil
-	firstCopy  func(ctx context.Context, c notify.Chunk, d uint64) (engine.Found, error) // reads a chunk from the history
+	firstCopy  func(ctx context.Context, c notify.Chunk, d uint64) (engine.Found, error) // returns, from the history, a copy of the chunk c whose receivers have the digest d
 }
 
 // nearQueue is the queue of near timers. It is used if several processes write timers. The owner of
 // a shard reads from this queue the timers that its scan may have missed.
 const (
 	nearQueue    = "near-timers"
-	nearReceives = 100 // if a message is received this often and becomes dead, the sweeper releases the timer from its row
+	nearReceives = 100 // a message that is received this often becomes dead; the owner of the shard then releases the timer from its row
 )
 
 // queues lists the delay queues that every installation has.

@@ -11,8 +11,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/trigger"
 )
 
-// keepFailed is how many of the latest records of notifications-failed are never trimmed, because
-// other services read this topic too. The topic triggers-dlq has the same rule.
+// keepFailed is how many of the latest records of notifications-failed the embedded log never
+// trims, because other services read this topic too. It also never trims the same number of records
+// of triggers-dlq.
 const keepFailed = 100_000
 
 // trimOffsets returns an offset for each partition. The records below it may be trimmed, because
@@ -52,9 +53,10 @@ const trimEvery = time.Minute
 const keepRead = 30 * 24 * time.Hour
 
 // trim removes records every trimEvery. A record is removed if every group of notifyd has committed
-// it and if it is older than minAge. A record that is not archived yet stays longer, by
-// archive.wait. Kafka's own retention is off for these topics: it would remove records that a
-// paused lane, or a process that is down, has not read.
+// it and if it is older than minAge, or older than keepRead in a topic that other services also
+// read. A record that is not archived yet stays for up to archive.wait longer. Kafka's own
+// retention is off for these topics: it would remove records that a paused lane, or a process that
+// is down, has not read.
 func (gs *groups) trim(ctx context.Context, minAge time.Duration) error {
 	for ctx.Err() == nil {
 		call, stop := context.WithTimeout(ctx, 30*time.Second)

@@ -53,8 +53,9 @@ type Config struct {
 	// Bucket receives the files. A file is removed from Dir once it is in the bucket. nil: files
 	// stay in Dir.
 	Bucket Bucket
-	// Shared means that several processes use the archive. Only one of them at a time writes it. So
-	// in every process, Status, Positions and PurgeBefore read the progress from the store.
+	// Shared means that several processes use the archive. Only one of them at a time writes the
+	// archive. So in every process, Status, Positions and PurgeBefore read the progress from the
+	// store.
 	Shared bool
 	// Written is called for each archived file, with its kind and number of lines. May be nil.
 	Written func(kind string, lines int)
@@ -203,7 +204,7 @@ func (a *Archiver) setState(st archiveState, row []byte) {
 var errRowChanged = errors.New("another process has written the archive's row; this process reads it again")
 
 // storeState writes the row by compare and swap and makes st the current state. It returns
-// errRowChanged if another process has written the row since.
+// errRowChanged if another process has written the row since this process read it.
 func (a *Archiver) storeState(ctx context.Context, st archiveState) error {
 	b, err := json.Marshal(st)
 	if err != nil {
@@ -291,7 +292,8 @@ func (a *Archiver) Once(ctx context.Context) (err error) {
 	return a.storeState(ctx, st)
 }
 
-// archiveLetters archives the dead letters indexed since the last run.
+// archiveLetters archives the dead letters that were indexed after the last archived dead letter of
+// their caller.
 func (a *Archiver) archiveLetters(ctx context.Context, now time.Time) error {
 	to := maps.Clone(a.st.Letters)
 	return a.writeFile(ctx, DeadLetters, now, func(add func(any) error) (*pendingFile, int, error) {
@@ -301,7 +303,8 @@ func (a *Archiver) archiveLetters(ctx context.Context, now time.Time) error {
 }
 
 // eachLetter calls the function fn with the dead letters of each caller that have a higher sequence
-// number than last[caller]. After each call it sets last[caller] to the number of that dead letter.
+// number than last[caller]. After each call it sets last[caller] to the sequence number of that
+// dead letter.
 func (a *Archiver) eachLetter(ctx context.Context, last map[string]uint64, fn func(*engine.DeadLetter) error) error {
 	for _, caller := range a.cfg.Callers() {
 		for {
@@ -347,8 +350,8 @@ type Outcome struct {
 	Updated  time.Time `json:"updated_at,omitzero"`
 }
 
-// archiveOutcomes archives the outcomes of records that have become older than Config.After since
-// the last run.
+// archiveOutcomes archives the outcomes of the records that are older than Config.After and that
+// earlier runs have not archived.
 func (a *Archiver) archiveOutcomes(ctx context.Context, now time.Time) error {
 	from := parsePositions(a.st.History)
 	to, err := a.cfg.History.Settled(ctx, now.Add(-a.cfg.After).UnixMilli())
@@ -477,7 +480,7 @@ func (a *Archiver) writeFile(ctx context.Context, kind string, now time.Time, fi
 	if w.manifest.Lines == 0 && damaged == 0 { // do not write an empty file
 		st := a.st
 		st.Letters, st.History, st.Pending = p.Letters, p.History, nil
-		if lost != nil { // no other file gets the number of the pending file
+		if lost != nil { // no other file may get the number of the pending file
 			st.Files = lost.Manifest.Number
 		}
 		return a.storeState(ctx, st)
@@ -501,8 +504,9 @@ func (a *Archiver) writeFile(ctx context.Context, kind string, now time.Time, fi
 }
 
 // publishPending gives the pending file its final name and its manifest, puts it into the bucket,
-// and stores the progress. The file may be missing from the folder: another process may have it, or
-// an operator may have moved it. Then its lines are archived again, unless the bucket has the file.
+// and stores the progress. The file may be missing from the folder: it may be in the folder of
+// another process, or an operator may have moved it. Its lines are then archived again, unless the
+// bucket has the file.
 func (a *Archiver) publishPending(ctx context.Context) error {
 	p := a.st.Pending
 	a.cfg.hit("archive-before-name")
@@ -562,10 +566,11 @@ func (a *Archiver) renumber(ctx context.Context) error {
 	return a.storeState(ctx, st)
 }
 
-// rewritePending handles a pending file that is not in this folder. If the bucket has the file, or
-// another process's version of it, that version is the archived file. Otherwise rewritePending
-// writes the file again with the same name. The bucket accepts only one file of a name. So the
-// lines are never in the bucket twice, even if the process with the first version returns later.
+// rewritePending archives the lines of a pending file that is not in this folder. If the bucket has
+// the file, or another process's version of the file, rewritePending stores the progress of that
+// version. Otherwise rewritePending writes the file again with the same name. The bucket accepts
+// only one file of a name. So the lines are never in the bucket twice, even if the process with the
+// first version returns later.
 func (a *Archiver) rewritePending(ctx context.Context) error {
 	p := a.st.Pending
 	there, err := a.inBucket(ctx, append(slices.Clone(p.Others), *p))

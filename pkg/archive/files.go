@@ -57,11 +57,11 @@ type lineWriter struct {
 	kept     bool
 }
 
-// createFile begins the file that m describes. If isNew is true and a file with this name exists,
-// it uses the next free number.
+// createFile begins the file that m describes. If isNew is true and a file with the name in m
+// exists, createFile uses the next free number.
 func createFile(dir string, m Manifest, isNew bool) (*lineWriter, error) {
 	w := &lineWriter{sum: sha256.New(), manifest: m}
-	for ; isNew; w.manifest = nameOf(m.Kind, m.Written, w.manifest.Number+1) { // after the store was restored, the row may use numbers of existing files
+	for ; isNew; w.manifest = nameOf(m.Kind, m.Written, w.manifest.Number+1) { // after a restore of the store, the row may contain a lower number than existing files
 		_, err := os.Lstat(filepath.Join(dir, filepath.FromSlash(w.manifest.File)))
 		if errors.Is(err, fs.ErrNotExist) {
 			break
@@ -183,8 +183,8 @@ func writeManifest(dir string, m *Manifest) error {
 }
 
 // dropOtherVersions removes a file that has a name of m, temporary or final, but other content than
-// m. This process may have begun such a file before another process completed its own version,
-// which m describes.
+// m. This process may have begun such a file before another process completed the version that m
+// describes.
 func dropOtherVersions(dir string, m *Manifest) error {
 	for _, name := range []string{m.tmpName(), filepath.FromSlash(m.File)} {
 		name = filepath.Join(dir, name)
@@ -316,9 +316,9 @@ func Verify(dir string, m *Manifest) error {
 }
 
 // uploadAll puts the files that are still in the folder into the bucket. These files were written
-// before a bucket was configured, or remain after a crash. It must be called only when no file is
-// pending. If the bucket has another file with the same name, uploadAll moves the file to
-// asideFolder. Usually another process has archived the same lines.
+// before a bucket was configured, or remain after a crash. uploadAll must be called only when no
+// file is pending. If the bucket has another file with the same name, uploadAll moves the file in
+// the folder to asideFolder. Usually another process has archived the same lines.
 func (a *Archiver) uploadAll(ctx context.Context) error {
 	if a.cfg.Bucket == nil {
 		return nil
@@ -381,8 +381,8 @@ func (a *Archiver) upload(ctx context.Context, m *Manifest) error {
 }
 
 // removeUploaded removes a file from the folder. The caller has put the file into the bucket, or
-// does not want it there. removeUploaded removes the manifest last, so that uploadAll finds the
-// file again after a crash. Without a bucket, it does nothing.
+// has decided that the bucket does not need it. removeUploaded removes the manifest last, so that
+// uploadAll finds the file again after a crash. Without a bucket, it does nothing.
 func (a *Archiver) removeUploaded(m *Manifest) error {
 	if a.cfg.Bucket == nil {
 		return nil

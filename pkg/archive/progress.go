@@ -52,8 +52,9 @@ func (a *Archiver) Positions(ctx context.Context) (map[history.Part]int64, error
 	return parsePositions(st.History), err
 }
 
-// purgeScanLimit limits how many dead letters PurgeBefore reads. It reads only dead letters that
-// are not archived. If there are more, it treats every dead letter as not archived.
+// purgeScanLimit is the largest number of dead letters that PurgeBefore reads. PurgeBefore reads
+// only dead letters that are not archived. If it reaches this limit, it treats every dead letter as
+// not archived.
 const purgeScanLimit = 100_000
 
 // PurgeBefore returns a time in ms since 1970. A dead letter may be removed now if its

@@ -39,9 +39,9 @@ func Verify(ctx context.Context, r io.Reader) (Manifest, error) {
 // Restore returns a notify.KindConflict error with code "data_dir_in_use". It unpacks into a
 // temporary folder, makes that folder durable and renames it to dir as the last step. If Restore
 // fails before the last step, it does not change dir and removes what it wrote. Before the first
-// write it compares the manifest with the free space of the volume; if there is too little, it
-// returns a notify.KindUnavailable error with code "data_dir". It never writes more bytes than the
-// manifest says. It also returns the errors of Verify.
+// write it compares the manifest with the free space of the volume; if there is too little space,
+// it returns a notify.KindUnavailable error with code "data_dir". It never writes more bytes than
+// the manifest says. It also returns the errors of Verify.
 func Restore(ctx context.Context, r io.Reader, dir string) (Manifest, error) {
 	dir = filepath.Clean(dir)
 	if names, err := os.ReadDir(dir); err == nil && len(names) > 0 {

@@ -157,8 +157,8 @@ func (e *ctxReader) Read(p []byte) (int, error) {
 }
 
 // Copy copies a file into a folder from which a backup is made. It does not sync the copy, because
-// the copy is read soon and then removed. If a crash interrupts the backup, the copy is thrown
-// away.
+// the copy is read soon and then removed. If a crash interrupts the backup, the next start removes
+// the copy.
 func Copy(from, to string) error {
 	in, err := os.Open(from)
 	if err != nil {

@@ -18,8 +18,9 @@ const (
 
 // Exclusive returns a function that calls the function run while this process has the lease
 // "part:NAME", where NAME is the parameter name. So normally only one process at a time does this
-// work. There is no fencing: for a short while, two processes may do it at the same time, so run
-// must be safe in this case. If lease is nil, there is only one process, and Exclusive returns run.
+// work. No fencing token protects the work: for a short while, two processes may do it at the same
+// time, and run must be safe in this case. If lease is nil, there is only one process, and
+// Exclusive returns run.
 func Exclusive(lease engine.Lease, owner, name string, run func(context.Context) error) func(context.Context) error {
 	if lease == nil {
 		return run
@@ -53,7 +54,7 @@ func (p *soloPart) callLease(ctx context.Context, method func(ctx context.Contex
 }
 
 // runWhileHeld runs the part until ctx ends, the part ends, or the lease is lost. If no renewal
-// succeeds, the lease counts as lost aloneRenew before it expires.
+// succeeds, runWhileHeld treats the lease as lost at the time aloneRenew before the lease expires.
 func (p *soloPart) runWhileHeld(ctx context.Context) error {
 	held, lost := context.WithCancel(ctx)
 	defer lost()

@@ -15,8 +15,8 @@ import (
 // have a rate.
 const campaignHoldsMeta = "campaign_holds"
 
-// maxCampaignHolds is the largest number of holds in the row campaignHoldsMeta. The hold of a campaign
-// that has ended counts until an operator resumes the campaign.
+// maxCampaignHolds is the largest number of holds in the row campaignHoldsMeta. The hold of a
+// campaign that has ended stays in the row until an operator removes the pause and the rate.
 const maxCampaignHolds = 1000
 
 // CampaignHolds implements server.CampaignHolds. The holds are stored, and the workers of every

@@ -23,7 +23,7 @@ const (
 	cardReads = time.Second      // shortest time between two reads, for any number of operators
 	cardCall  = 2 * time.Second  // time limit of a read or a beat
 
-	maxCard         = 16 << 10 // bytes
+	maxCard         = 16 << 10 // largest size of an encoded card, in bytes
 	maxCardCircuits = 64
 )
 
@@ -54,7 +54,7 @@ type GroupWork struct {
 // started. The methods are safe for concurrent use.
 type Cards struct {
 	Beats engine.Heartbeats          // nil: there is only one process
-	Owner string                     // this process
+	Owner string                     // unique name of this process
 	Own   func(context.Context) Card // returns this process's card
 
 	mu          sync.Mutex // guards the fields below
@@ -113,7 +113,7 @@ func (c *Card) encode() []byte {
 		}
 		b, err := json.Marshal(&out)
 		switch {
-		case err != nil: // a time after the year 9999
+		case err != nil: // Marshal fails only for a time after the year 9999
 			return []byte("{}")
 		case len(b) <= maxCard:
 			return b
@@ -144,8 +144,8 @@ func circuitRank(c *api.Circuit) int {
 
 // All returns the cards of all processes, sorted by name. It makes a new card of this process. The
 // card of a missing process contains no rates, circuits, accounts, findings and groups. If the
-// cards cannot be read, All returns the cards of the last successful read, and one additional card
-// in state unknown.
+// cards cannot be read, All returns the cards of the last successful read and, after them, one
+// additional card in state unknown.
 func (c *Cards) All(ctx context.Context) []Card {
 	own := c.Own(ctx)
 	if c.Beats == nil {
@@ -201,7 +201,7 @@ func (c *Cards) All(ctx context.Context) []Card {
 }
 
 // replaced reports whether a missing process has a successor among cards. A successor is a process
-// with the same name that started after the missing process sent its last card.
+// that has the same name and that started after the missing process had sent its last card.
 func (h *peerCard) replaced(cards []peerCard) bool {
 	lastCard := time.Now().Add(-h.age)
 	return h.State == api.ProcessMissing && slices.ContainsFunc(cards, func(o peerCard) bool {
@@ -279,10 +279,11 @@ func SumRates(cards []Card) api.Rates {
 	return out
 }
 
-// sumSeries returns the sum of the series of all processes. The steps of different processes end at
-// different times. The result has the times of the longest series. For each time, it adds the first
-// step of each process that ends then or later. It ends at the first time for which a process has
-// no such step yet.
+// sumSeries returns the sum of the series of all processes. Each point of a series covers one
+// period, and the periods of different processes end at different times. The result has a point for
+// each time of the longest series. This point is the sum of one point of each process: the first
+// that ends at that time or later. The result ends before the first time for which a process has no
+// such point yet.
 func sumSeries(cards []Card) []api.RatePoint {
 	out := []api.RatePoint{}
 	var long []api.RatePoint
@@ -300,7 +301,7 @@ func sumSeries(cards []Card) []api.RatePoint {
 			}
 			k := slices.IndexFunc(s, func(p api.RatePoint) bool { return !p.At.Before(at.At) })
 			switch {
-			case k < 0: // the last card of this process has no step at that time or later
+			case k < 0: // the last card of this process has no point at that time or later
 				return out
 			case s[k].At.Sub(at.At) < 2*cardBeat: // otherwise the process had not started at that time
 				sum.Accepted, sum.Ended = sum.Accepted+s[k].Accepted, sum.Ended+s[k].Ended

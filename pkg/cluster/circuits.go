@@ -30,8 +30,8 @@ const (
 	callerPrefix   = "caller:"
 )
 
-// circuitWait is the time limit of a change of a circuit. The change continues when its request
-// ends, because the audit log already contains it.
+// circuitWait is the time limit of a change of a circuit. The change continues even if the
+// operator's request ends, because the audit log already contains the change.
 const circuitWait = 5 * time.Second
 
 // circuitPin is an operator's change of a caller's circuit.
@@ -58,8 +58,8 @@ type Circuits struct {
 	cfg   CircuitConfig
 	holds followed[int64]
 	pins  followed[circuitPin]
-	// The field applied contains, by caller, the operators' changes that this process has applied.
-	// Only applyPins uses it, with pins.mu held.
+	// The field applied contains, for each caller, the latest operator's change that this process
+	// has applied. Only applyPins uses it, with pins.mu held.
 	applied map[string]circuitPin
 }
 

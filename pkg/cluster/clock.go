@@ -104,9 +104,10 @@ func (c *Clock) Run(ctx context.Context) error {
 }
 
 // Ask compares the clock once with each server and keeps the median offset. The error of a
-// comparison is at most half of the round trip; a smaller offset counts as 0. If a server does not
-// answer, Ask uses its last answer for the time clockKept. So one server with a wrong clock does
-// not decide alone while the other servers are slow.
+// comparison is at most half of the round trip. Ask assumes this error and uses the smallest offset
+// that is then possible. If a server does not answer, Ask uses its last answer for the time
+// clockKept. So one server with a wrong clock does not determine the median alone while the other
+// servers are slow.
 func (c *Clock) Ask(ctx context.Context) {
 	ctx, stop := context.WithTimeout(ctx, time.Second)
 	defer stop()

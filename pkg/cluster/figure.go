@@ -22,17 +22,17 @@ const (
 type Figure[T any] struct {
 	Beats engine.Heartbeats
 	Lease engine.Lease
-	Owner string // this process
+	Owner string // unique name of this process
 	Name  string
 	Log   *slog.Logger
 }
 
 func (f *Figure[T]) groupName() string { return "figure:" + f.Name }
 
-// Find returns a function that every process runs. It calls readValue again and again, but only in
-// the process that holds the lease, and publishes each value to the other processes. The parameter
-// pause is the time between two calls. If readValue returns an error, the other processes keep the
-// last value.
+// Find returns a function that every process runs. In the process that holds the lease, this
+// function calls readValue again and again, and publishes each value to the other processes. The
+// parameter pause is the time between two calls. If readValue returns an error, the other processes
+// keep the last value.
 func (f *Figure[T]) Find(pause time.Duration, readValue func(context.Context) (T, error)) func(context.Context) error {
 	return Exclusive(f.Lease, f.Owner, f.Name, func(ctx context.Context) error {
 		for ctx.Err() == nil {

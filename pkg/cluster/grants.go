@@ -22,7 +22,7 @@ const (
 	grantKeyMeta = "load_grant_key" // 32 random bytes: the seed of the key that signs tokens
 
 	maxGrantFor = 24 * time.Hour
-	keepGrant   = 7 * 24 * time.Hour // how long an ended grant is listed
+	keepGrant   = 7 * 24 * time.Hour // how long a grant is kept after it has expired
 	maxGrants   = 200                // active and pending grants at a time
 	listGrants  = 500                // grants in the stored row, including ended grants; every process decodes the row
 )
@@ -242,7 +242,7 @@ func (g *Grants) Check(token, host string) (api.LoadGrant, error) {
 		return claimed, forbidden("load_grant_malformed", "the token is not a token of a load grant of this cluster")
 	}
 	x, ok := (*g.known.Load())[claimed.ID]
-	if !ok { // another process has just made it, or it ended long ago
+	if !ok { // another process has just made the grant, or the grant ended long ago
 		return x, forbidden("load_grant_unknown", "this process does not know the load grant of the token")
 	}
 	x.State = g.stateOf(&x)

@@ -31,7 +31,7 @@ type Lanes struct {
 }
 
 // OpenLanes returns the lanes with the stored pauses applied. Call it before the workers run. List
-// and Set call addStatus to fill the other fields of an api.Lane.
+// and Set call addStatus to fill the fields of an api.Lane that do not describe the pause.
 func OpenLanes(ctx context.Context, meta engine.Meta, log *slog.Logger, addStatus func(notify.Lane, *api.Lane)) (*Lanes, error) {
 	l := &Lanes{gates: map[notify.Lane]*worker.Gate{}, log: log, addStatus: addStatus}
 	for _, lane := range notify.Lanes() {
@@ -47,7 +47,7 @@ func OpenLanes(ctx context.Context, meta engine.Meta, log *slog.Logger, addStatu
 	return l, err
 }
 
-// Gate returns the gate of a lane. The lane's workers check it before they claim.
+// Gate returns the gate of a lane. The lane's workers check the gate before they claim receivers.
 func (l *Lanes) Gate(lane notify.Lane) *worker.Gate { return l.gates[lane] }
 
 // Set pauses or resumes a lane. When it returns nil, the change is durable, even if other processes

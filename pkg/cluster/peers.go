@@ -128,8 +128,8 @@ func (p *Peers) Share(limit int) int {
 
 // DelayStart wraps the function run, which uses a share of a limit. If there are other processes,
 // DelayStart waits before it calls run: first every other process must see this process, and the
-// calls that were begun with the larger shares must end. The parameter longestCall is the longest
-// time of a call. Without other processes, DelayStart calls run at once.
+// calls that the other processes began with their larger shares must end. The parameter longestCall
+// is the longest time of a call. Without other processes, DelayStart calls run at once.
 func (p *Peers) DelayStart(longestCall time.Duration, run func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		for p.beatAndRead(ctx) != nil && ctx.Err() == nil {

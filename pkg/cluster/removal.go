@@ -19,7 +19,8 @@ const (
 	// removalHold is how long notifyd must run before removal starts to catch up. During this time
 	// an operator can correct the clock.
 	removalHold = 24 * time.Hour
-	// Removal has caught up after notifyd has run for at most removalCatchUp more.
+	// removalCatchUp is the longest time for which notifyd must run from the beginning of catching
+	// up to its end.
 	removalCatchUp = 5 * 24 * time.Hour
 	// removalPace is the lowest speed of catching up. The difference between the clock and the last
 	// removal time shrinks by at least removalPace seconds per second.
@@ -31,9 +32,10 @@ const (
 const RemovalEvery = 10 * time.Minute
 
 // Removal is the time that decides which data is old enough to be removed. It is never later than
-// the clock. Normally it advances with the time that passes while notifyd runs, not with the
-// clock. Otherwise a clock that jumps forward could make notifyd remove everything at once. The
-// methods are safe for concurrent use.
+// the clock. While the clock is ahead of it by at most removalNear, it follows the clock. Otherwise
+// it advances with the time that passes while notifyd runs, and after removalHold it catches up
+// slowly. So a clock that jumps forward cannot make notifyd remove everything at once. The methods
+// are safe for concurrent use.
 type Removal struct {
 	part  string
 	meta  engine.Meta
@@ -121,8 +123,8 @@ func (r *Removal) load(ctx context.Context, wall time.Time, uptime time.Duration
 	return nil
 }
 
-// storeRow stores the removal time. If a crash loses the last write, the next start uses an
-// earlier time and only removes less data.
+// storeRow stores the removal time. If a crash loses the last write, the next start uses an earlier
+// time and removes some data later.
 func (r *Removal) storeRow(ctx context.Context) error {
 	raw, err := json.Marshal(removalRow{At: r.removeUpTo.UnixMilli(), Held: r.heldFor.Milliseconds()})
 	if err != nil {
@@ -144,7 +146,7 @@ func (rs *Removals) Begin(part string, meta engine.Meta) *Removal {
 	began := time.Now()
 	r := &Removal{part: part, meta: meta, log: rs.Log, clock: func() (time.Time, time.Duration) {
 		now := time.Now()
-		return now.Round(0), now.Sub(began) // with the monotonic clock
+		return now.Round(0), now.Sub(began) // Sub uses the monotonic clock
 	}}
 	rs.mu.Lock()
 	defer rs.mu.Unlock()

@@ -25,7 +25,7 @@ var Roles = []string{RoleAll, RoleAPI, RoleWorker, RoleScheduler, RoleDispatcher
 // Tasks says what a process does.
 type Tasks struct {
 	API, Scheduler, Dispatcher, Operator bool
-	Lanes                                []notify.Lane // lanes whose workers it runs
+	Lanes                                []notify.Lane // lanes whose workers the process runs
 }
 
 // ParseRoles returns the tasks of the given roles. A role may occur more than once. ParseRoles

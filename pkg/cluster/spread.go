@@ -37,8 +37,8 @@ type Spread struct {
 }
 
 // OpenSpread reads the number of parts that is stored in meta under the given name. If no number is
-// stored, it stores the parameter initial. If alone is true, no other process uses the store, and
-// so the number that was read stays valid for any time.
+// stored, it stores the parameter initial. If alone is true, no other process uses the store, so
+// the process may use the number without reading it again.
 func OpenSpread(ctx context.Context, meta engine.Meta, name string, initial int, alone bool) (*Spread, error) {
 	s := &Spread{meta: meta, name: name, alone: alone}
 	for {
@@ -52,10 +52,10 @@ func OpenSpread(ctx context.Context, meta engine.Meta, name string, initial int,
 	}
 }
 
-// MadeBefore sets a function that counts the existing parts, such as the queues of a delay queue.
-// Use it only for parts that are created before their new number is stored. Follow calls the
-// function if it cannot read the stored number. If no new parts exist, Follow keeps the last number
-// and returns nil. Call MadeBefore before the Spread is used.
+// MadeBefore sets a function that counts the existing parts, such as the partitions of a topic. Use
+// it only for parts that are created before their new number is stored. If Follow cannot read the
+// stored number, it calls this function. If there are no more parts than the last number that was
+// read, Follow keeps that number and returns nil. Call MadeBefore before the Spread is used.
 func (s *Spread) MadeBefore(parts func(ctx context.Context) (int, error)) { s.countMade = parts }
 
 // Follow reads the stored number.
@@ -110,9 +110,9 @@ func (s *Spread) Now() (notify.Spread, error) {
 }
 
 // RaiseSpread raises the number of parts that is stored in meta under the given name, and returns
-// the stored Spread. Requests use the new number from now + spreadLead on. If the parameter parts
-// is not greater than the stored number, nothing changes. RaiseSpread returns the error
-// "raised_lately" if an earlier raise has not taken effect yet.
+// the stored Spread. The new number applies to requests that are made at now + spreadLead or later.
+// If the parameter parts is not greater than the stored number, nothing changes. RaiseSpread
+// returns the error "raised_lately" if an earlier raise has not taken effect yet.
 func RaiseSpread(ctx context.Context, meta engine.Meta, name string, parts int, now time.Time) (notify.Spread, error) {
 	for {
 		was, err := ReadSpread(ctx, meta, name)

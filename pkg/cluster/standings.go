@@ -81,8 +81,9 @@ func (s *LaneStops) Share(ctx context.Context, lanes []notify.Lane, own func(not
 }
 
 // beat sends one heartbeat if this process has a stopped lane or shows a tail. It returns true if
-// it sent a heartbeat. sentLast is the result of the previous beat. If sentLast is true and there
-// is nothing to send now, beat leaves the group, so that the old heartbeat disappears.
+// it sent a heartbeat. The parameter sentLast is the result of the previous call of beat. If
+// sentLast is true and there is nothing to send now, beat leaves the group, so that the old
+// heartbeat disappears.
 func (s *LaneStops) beat(ctx context.Context, sentLast bool, lanes []notify.Lane, own func(notify.Lane) (server.LaneStop, bool)) bool {
 	held := map[string]any{}
 	for _, l := range lanes {
@@ -144,8 +145,9 @@ func (s *LaneStops) readOthers(ctx context.Context, known int64) int64 {
 }
 
 // Find returns why a lane is stopped in another process at the time now. If several processes have
-// stopped it, Find returns the stop that ends first. One stopped process is enough, because only a
-// process that has called a provider notices that the provider is down.
+// stopped the lane, Find returns the stop that ends first. The lane counts as stopped if it is
+// stopped in one process, because only a process that has called a provider notices that the
+// provider is down.
 func (s *LaneStops) Find(l notify.Lane, now time.Time) (earliest server.LaneStop, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

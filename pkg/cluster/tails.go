@@ -48,8 +48,8 @@ type Tails struct {
 	changed   chan struct{} // capacity 1; a value makes Run check the fields below
 
 	mu           sync.Mutex           // guards the fields below
-	opened       int                  // how many tails were opened since the start; used to number them
-	open         map[string]*openTail // by the name of its wish
+	opened       int                  // how many tails were opened since the start; the number is a part of the next tail's name
+	open         map[string]*openTail // by the name of the tail's wish
 	workers      []Card               // processes with workers, read while a tail is open; nil: unknown
 	listenErr    error                // why Listen failed; nil: it listens, or will listen soon
 	othersWishes map[tailID]tailWish  // wishes of other processes that this process answers
@@ -160,8 +160,8 @@ func (t *Tails) ownWishes() map[string]tailWish {
 
 // setOthersWishes stores those wishes of other processes that this process must answer. The
 // argument all contains the wishes of all processes, including this process. For each tail of this
-// process it also notes (in openTail.crowded) whether too many tails are open, so that the other
-// processes do not answer it.
+// process it also sets openTail.crowded: true if too many tails are open, so that the other
+// processes do not answer this tail.
 func (t *Tails) setOthersWishes(all map[tailID]tailWish) {
 	if t == nil {
 		return

@@ -10,9 +10,10 @@ import (
 	"unsafe"
 )
 
-// Codec packs or unpacks one record. After the first damaged field every read yields zero, and Unpack
-// returns false. All unpacked strings and slices alias one copy of the packed bytes. A caller that
-// keeps a string for a long time must clone it. Otherwise the string keeps the whole record in memory.
+// Codec packs or unpacks one record. After the first damaged field every further field is unpacked
+// as zero, and Unpack returns false. All unpacked strings and slices alias one copy of the packed
+// bytes. A caller that stores a string for a long time must clone it, because otherwise the string
+// keeps the whole record in memory.
 type Codec struct {
 	b       []byte
 	pos     int  // bytes of b that were read
@@ -102,8 +103,8 @@ type Number interface {
 	~int | ~int8 | ~int16 | ~int32 | ~int64 | ~uint8 | ~uint16 | ~uint32 | ~uint64
 }
 
-// Num packs or unpacks an integer of variable length. For 64 random bits use Fixed: Num would need 10
-// bytes.
+// Num packs or unpacks an integer of variable length. For 64 random bits use Fixed, which needs 8
+// bytes, because Num may need 10 bytes.
 func Num[N Number](c *Codec, v *N) {
 	if ^N(0) > 0 { // an unsigned type
 		u := uint64(*v)
@@ -160,7 +161,7 @@ func (c *Codec) Bool(v *bool) {
 
 // Len packs or unpacks the length of a list. Each item of the list takes at least one byte. If an
 // unpacked length is greater than the number of unread bytes, Len marks the record as damaged and
-// returns 0. So a damaged length cannot make the reader allocate more items than the record has bytes.
+// returns 0. So a damaged length cannot make Slice allocate more items than the record has bytes.
 func (c *Codec) Len(n int) int {
 	u := uint64(n)
 	c.Uint(&u)

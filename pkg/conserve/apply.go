@@ -69,7 +69,7 @@ const batchSize = 16
 
 // appendRepairs repairs the findings of notifications fs[i], for each i in indexes, and sets
 // results[i].Why to "" for each finding that it repaired. The parameter made is the time of the
-// report (ms since 1970). The claims that appendRepairs writes have the same time.
+// report (ms since 1970). The claims that appendRepairs writes have this time too.
 func appendRepairs(ctx context.Context, a *Auditor, fs []Finding, indexes []int, made int64, results []deadletter.Repair) error {
 	ids := make([]notify.ID, 0, len(indexes))
 	for _, i := range indexes {
@@ -94,11 +94,12 @@ func appendRepairs(ctx context.Context, a *Auditor, fs []Finding, indexes []int,
 	// Group the findings that one record repairs. All their claims must be stored before that
 	// record is appended. Once the record is in the log, its worker owns the row.
 	var order []repairRecord
-	claims := map[repairRecord][]notify.ID{} // receivers to be claimed before the record
+	claims := map[repairRecord][]notify.ID{} // receivers that must be claimed before the record is appended
 	for k, i := range indexes {
 		f, now := &fs[i], still[fs[i].ID]
 		// An earlier Apply of this report may have crashed after it stored the claim and before it
-		// appended the record. Such a claim has the time of this report. It needs only the record.
+		// appended the record. Such a claim has the time of this report, and only its record must
+		// still be appended.
 		if now == nil || (now.Class != f.Class || now.Updated != f.Updated) && (now.Class != ClaimExpired || now.Updated != made) {
 			continue
 		}
@@ -135,14 +136,14 @@ func repairRecordFor(ctx context.Context, a *Auditor, id notify.ID) (repairRecor
 		return repairRecord{}, false, err
 	}
 	out := repairRecord{chunk: f.Envelope.Chunk, id: id, epoch: notify.Fold(rows, id.Index, f.Pos).Epoch}
-	if out.epoch == 0 { // one record repairs all receivers, so each receiver must give the same key
+	if out.epoch == 0 { // one record repairs all receivers of the chunk, so all of them must give the same repairRecord
 		out.id.Index = firstIndex(&f.Envelope)
 	}
 	return out, true, nil
 }
 
 // appendRecords appends the records in list. Before that, it stores rows that claim the receivers
-// which the map claims has for these records.
+// in the map claims for these records.
 func appendRecords(ctx context.Context, a *Auditor, list []repairRecord, claims map[repairRecord][]notify.ID, made int64) error {
 	rowsToPut := map[notify.RowKey]notify.Row{}
 	recs := make([]log.Record, 0, len(list))

@@ -64,8 +64,8 @@ func (r *run) countOriginal(ctx context.Context, f *engine.Found) error {
 }
 
 // isRepeatedCopy reports whether the audit counts another copy of the chunk instead of f. Normally
-// it counts the copy that the history has chosen. If that copy was appended after the audit began,
-// the audit does not see it and counts the first copy that it reads instead.
+// the audit counts the copy that the history has chosen. If that copy was appended after the audit
+// began, the audit does not see it and counts the first copy that it reads instead.
 func (r *run) isRepeatedCopy(f *engine.Found) (bool, error) {
 	at, err := r.cfg.History.Counted(f)
 	if err != nil || at == f.Offset {
@@ -99,7 +99,8 @@ func (r *run) countReceiver(ctx context.Context, f *engine.Found, c *chunk, l *a
 	return nil
 }
 
-// countOne counts the receiver of one notification, like countOriginal does for a whole chunk.
+// countOne counts the receiver of one notification, as countOriginal counts all receivers of a
+// chunk.
 func (r *run) countOne(ctx context.Context, id notify.ID) error {
 	f, rows, ok, err := r.a.findWithRows(ctx, id)
 	if !ok || err != nil {
@@ -170,14 +171,15 @@ type whereabouts struct {
 	wakeAt      int64 // ms since 1970
 	waitsBehind bool  // it waits for another receiver of its user
 	// answeredAt contains, by envelope key, the record that gave the receiver its outcome. This
-	// record and earlier copies of it do not prove that the receiver is pending: a worker drops
-	// them.
+	// record and earlier copies of the record do not prove that the receiver is pending, because a
+	// worker drops them.
 	answeredAt  map[envelopeKey]logPosition
 	lastUpdated int64 // when its latest row was written, ms since 1970
 }
 
-// envelopeKey identifies an envelope within its chunk. It is a RowKey without the first index. A
-// row says that a later envelope exists, but not the first index of that envelope.
+// envelopeKey identifies an envelope within its chunk. It is a RowKey without the first index. The
+// first index is missing because a row says that a later envelope exists, but not with which
+// receiver that envelope begins.
 type envelopeKey struct{ epoch, attempt, deferrals uint16 }
 
 func keyOf(k *notify.RowKey) envelopeKey { return envelopeKey{k.Epoch, k.Attempt, k.Deferrals} }
@@ -245,8 +247,8 @@ func positionOf(row *notify.Row, index, pos uint32) (uint32, bool) {
 
 // findEvidence returns the place of the evidence that a receiver is pending, or "" if it finds no
 // evidence. To be cheap, it uses only the offsets that were read when the audit began, or the key
-// of the timer. So there may be evidence that it does not find, and "" makes the receiver only a
-// suspect.
+// of the timer. So there may be evidence that it does not find. Therefore "" makes the receiver
+// only a suspect, not drift.
 func (r *run) findEvidence(ctx context.Context, c *chunk, st *whereabouts, index uint32) (string, error) {
 	if !st.handedOn {
 		b, ok := r.bounds[st.tp]

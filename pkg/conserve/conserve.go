@@ -65,8 +65,8 @@ type Triggers interface {
 	Timer(t *engine.Trigger) (engine.Timer, bool)
 	// Mend gets three lists of triggers. It writes the timer of each trigger in the list timers and
 	// the dead letter of each trigger in the list letters, and makes each trigger in the list redo
-	// due now. It changes a row only if the row is still the same as the given row. It returns the
-	// ids of the triggers that it repaired.
+	// due now. Mend changes a trigger's row only if the row is still the same as in the list. It
+	// returns the ids of the triggers that it repaired.
 	Mend(ctx context.Context, timers, letters, redo []engine.Trigger) (mended []string, err error)
 }
 
@@ -80,8 +80,9 @@ type Spill interface {
 	Peek(ctx context.Context, max int) ([]engine.Spilled, error)
 }
 
-// Config configures an Auditor. Fields without a default are required. For an Auditor that only
-// checks triggers, Rows, Triggers, Timers and Shards are enough.
+// Config configures an Auditor. A field without a default is required, unless its comment says what
+// nil means. For an Auditor that only checks triggers, Rows, Triggers, Timers and Shards are
+// enough.
 type Config struct {
 	Log       Log
 	History   History
@@ -99,13 +100,13 @@ type Config struct {
 	// dispatcher has received. nil: the engine cannot list its messages.
 	Queue func(ctx context.Context, fn func(body []byte) error) error
 	// Held returns how many messages are in the delay queue. It is required if Queue is nil. If
-	// there are messages, one of them may belong to the checked trigger, so it is unknown whether
-	// the trigger has a message.
+	// Held returns more than 0, one of the messages may belong to the checked trigger, so the audit
+	// does not know whether the trigger has a message.
 	Held func(ctx context.Context) (int, error)
 	// Away returns an error while this process cannot audit. nil: this process can always audit.
 	Away func() error
-	// Waiting is called after each check of all triggers, with the number of waiting triggers by
-	// caller. nil: not called.
+	// Waiting is called after each check of all triggers. Its parameter contains, by caller, the
+	// number of waiting triggers. nil: not called.
 	Waiting func(map[string]int)
 	// Logger gets an error for each row that cannot be decoded.
 	Logger *slog.Logger `default:"discard"`
@@ -185,7 +186,7 @@ func New(cfg Config) *Auditor {
 	return a
 }
 
-// Run audits everything that was accepted after the time since. If since is zero, it audits
+// Run audits everything that was accepted at the time since or later. If since is zero, it audits
 // everything that is stored. It returns an error if a store or the log is unreachable, or if the
 // history is damaged.
 func (a *Auditor) Run(ctx context.Context, since time.Time) (api.Conservation, error) {

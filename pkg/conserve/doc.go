@@ -26,10 +26,10 @@
 // A receiver with neither an outcome nor evidence is a suspect. The audit checks suspects again in
 // several rounds. In each round it first reads all possible evidence (timers, spill buffer, the
 // part of the log that is not committed) and then the rows again. Between two rounds it waits
-// longer than a commit takes. Work moves between these places, but not for long without a change of
-// a row. A suspect whose rows changed in a round gets further rounds. Only a suspect that stays
-// unchanged without evidence is drift. So the audit of a working server reports no false drift. It
-// may miss drift that is newer than the last commit; the next audit finds it.
+// longer than a commit takes. Work moves between these places, and after a short time each move
+// also changes a row. A suspect whose rows changed in a round gets further rounds. Only a suspect
+// that stays unchanged without evidence is drift. So the audit of a working server reports no false
+// drift. It may miss drift that is newer than the last commit; the next audit finds it.
 //
 // Memory is limited: chunks are streamed, and suspects are checked in batches.
 //
@@ -38,13 +38,13 @@
 // This package decides which triggers need repair and why. Package trigger repairs them
 // (Triggers.Mend).
 //
-// The repair of a notification appends its original envelope once more, to the topic and
-// partition of the first record. A worker reads this record and finds the outcome row under the
-// same key. If the row has an unfinished claim, the worker resumes the claim by the policy for
-// ambiguous receivers. If the row is finished, the worker writes the row's retries and deferrals
-// again, with the same keys. A worker that reads one of these does the same with its row. Workers
-// drop receivers that have an outcome. So a provider is called again for a receiver only if the
-// row of the receiver's call is missing or unfinished.
+// The repair of a notification appends its original envelope once more, to the topic and partition
+// of the first record. A worker reads this record and finds the outcome row under the same key. If
+// the row has an unfinished claim, the worker resumes the claim by the policy for ambiguous
+// receivers. If the row is finished, the worker writes the row's retries and deferrals again, with
+// the same keys. A worker that reads one of these retries or deferrals does the same with the row
+// of that retry or deferral. Workers drop receivers that have an outcome. So a provider is called
+// again for a receiver only if the row of the receiver's call is missing or unfinished.
 //
 // The offset of a record is committed only after the worker has stored its row durably. So if the
 // group has committed an offset after a record, and no row has its outcome, the row was lost. Then

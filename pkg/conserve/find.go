@@ -53,7 +53,7 @@ func (a triggerChecks) findDrift(ctx context.Context, rep *Report) error {
 }
 
 // dueMargin is longer than the time for which a trigger may be only in the delay queue, without a
-// timer. A dispatcher keeps a message for up to engine.MaxQueueDelay.
+// timer. A message may wait in the delay queue for up to engine.MaxQueueDelay.
 const dueMargin = engine.MaxQueueDelay + time.Minute
 
 // classify returns the class of the drift that a trigger's row shows, or "" if the row is right.
@@ -171,7 +171,7 @@ func findInMinute(ctx context.Context, a *Auditor, p engine.TimerPartition, now 
 			return err
 		}
 		var ids []string
-		var orphans []Finding // the finding for ids[i] if it has no row
+		var orphans []Finding // orphans[i] is the finding if the trigger ids[i] has no row
 		for i := range ts {
 			t := &ts[i]
 			switch f := (Finding{Kind: KindTrigger, Class: Orphan, Shard: p.Shard, Minute: p.Bucket, NextAt: t.FireAt}); {
@@ -208,7 +208,8 @@ func findInMinute(ctx context.Context, a *Auditor, p engine.TimerPartition, now 
 }
 
 // findLateTimer adds a finding for the overdue timer t of a notification. It adds none if the
-// schedule was cancelled or has another timer now: then t is removed together with its minute.
+// schedule was cancelled or has another timer now, because t is then removed together with its
+// minute.
 func findLateTimer(ctx context.Context, a *Auditor, t *engine.Timer, f Finding, rep *Report) error {
 	var e notify.Envelope
 	if notify.DecodeEnvelope(t.Payload, &e) != nil {

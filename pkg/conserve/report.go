@@ -27,8 +27,8 @@ const (
 	// Stuck: a notification was deferred, and neither a timer nor a record contains it. The repair
 	// sends it to the log or the timer store again.
 	Stuck = "stuck"
-	// Orphan: a timer whose trigger has no row, because its request was never answered. The timer
-	// is dropped when it fires.
+	// Orphan: a timer whose trigger has no row, because the request for the trigger was never
+	// answered. The timer is dropped when it fires.
 	Orphan = "orphan"
 	// ClaimExpired: a dispatcher has claimed a trigger, or a worker has claimed a notification, and
 	// will not finish the claim. The repair enqueues a trigger again, and resumes a notification.
@@ -50,7 +50,7 @@ const (
 	Unreadable = "unreadable"
 )
 
-// classOf contains, for each class of drift in an audit, the class of findings.
+// classOf contains, for each class of an audit's drift, the class that the finding has in a report.
 var classOf = map[string]string{
 	api.DriftScheduleGone: Missing, api.DriftHandonGone: Stuck, api.DriftClaimGone: ClaimExpired,
 	api.DriftRowAlone: StatusAlone, api.DriftRecordGone: RecordAlone,
@@ -98,7 +98,7 @@ func (r *Report) listFinding(f Finding, maxListed int) {
 }
 
 // addFinding lists a finding and adds n to the count of the finding's class. The number n is how
-// many receivers the finding is about, or 1 for a trigger.
+// many receivers the finding is about, or 1 if the finding is not about a notification.
 func (r *Report) addFinding(f Finding, n, maxListed int) {
 	r.Counts[f.Class] += n
 	r.listFinding(f, maxListed)
@@ -116,9 +116,9 @@ func parseReport(b []byte) (rep Report, err error) {
 	return rep, err
 }
 
-// Report checks all open triggers, and the notifications that were accepted after the time since.
-// If since is zero, it checks all stored notifications. It changes nothing, and takes as long as an
-// audit. It returns an error if a store or the log is unreachable.
+// Report checks all open triggers, and the notifications that were accepted at the time since or
+// later. If since is zero, it checks all stored notifications. It changes nothing, and takes as
+// long as an audit. It returns an error if a store or the log is unreachable.
 func (a *Auditor) Report(ctx context.Context, since time.Time) (deadletter.Findings, error) {
 	began := time.Now()
 	rep := newReport(began)

@@ -42,7 +42,7 @@ type run struct {
 	groups       map[ledgerKey]*api.Ledger
 	listed       map[string]int // how many findings are listed, by class
 	suspects     map[originalRecord]*suspect
-	suspectCount int // receivers of all suspects
+	suspectCount int // number of receivers of all suspects
 	// countedLate contains chunks that have a second copy, appended after the audit began. The
 	// history counts the second copy, so the audit counts the first copy that it reads.
 	countedLate map[notify.Chunk]bool
@@ -98,13 +98,14 @@ func (r *run) ledger(caller, channel string, accepted int64) *api.Ledger {
 	return l
 }
 
-// addTerminal counts n receivers in a terminal state.
+// addTerminal counts n receivers or triggers in a terminal state.
 func (r *run) addTerminal(l *api.Ledger, state string, n int64) {
 	l.Terminal += n
 	r.rep.States[state] += n
 }
 
-// addPending counts n pending receivers. The parameter place is where the evidence was found.
+// addPending counts n pending receivers or triggers. The parameter place is where their evidence
+// was found.
 func (r *run) addPending(l *api.Ledger, place string, n int64) {
 	l.Pending += n
 	r.rep.Waiting[place] += n
@@ -170,8 +171,8 @@ func (r *run) firstTopicEnds(bounds map[log.TopicPartition]Bounds) map[history.P
 	return out
 }
 
-// waitSettle waits for the duration Config.Settle, because work may be moving, for example from a
-// timer to the log. It arrives during the wait.
+// waitSettle waits for the duration Config.Settle. Work that is moving, for example from a timer to
+// the log, arrives during this wait.
 func (r *run) waitSettle(ctx context.Context) error {
 	if !notify.Sleep(ctx, r.cfg.Settle) {
 		return ctx.Err()
@@ -250,8 +251,8 @@ func (r *run) countOriginals(ctx context.Context) error {
 }
 
 // readLostPart reads records that the log lost before the history sealed them. The history may
-// still have them in its unsealed tails. It is called after a read of the log found records
-// missing.
+// still have them in its unsealed tails. It is called after a read of the log has found that
+// records are missing.
 func (r *run) readLostPart(ctx context.Context, at, ends, sealed map[history.Part]int64) error {
 	now, err := r.cfg.Log.Bounds(ctx)
 	if err != nil {
@@ -304,7 +305,7 @@ func (r *run) countSpilled(ctx context.Context) error {
 			return err
 		}
 		if slices.ContainsFunc(held, func(h history.Held) bool { return h.Chunk == e.Chunk }) {
-			continue // it is in the log, and will soon be removed from the buffer
+			continue // the chunk is in the log, and will soon be removed from the buffer
 		}
 		l := r.ledger(e.Caller, e.Channel.String(), e.Accepted)
 		l.Accepted += int64(e.Count)

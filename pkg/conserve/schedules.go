@@ -168,7 +168,7 @@ type originalRecord struct {
 	position logPosition
 }
 
-// suspect is an original chunk with receivers that have neither an outcome nor evidence.
+// suspect is an original chunk with the receivers that have neither an outcome nor evidence.
 type suspect struct {
 	digest    uint64          // digest of the chunk's receivers column
 	env       notify.Envelope // without content and receivers
@@ -177,7 +177,7 @@ type suspect struct {
 
 type suspectReceiver struct {
 	index, pos  uint32
-	stand       whereabouts // its place in the last round
+	stand       whereabouts // where the receiver had to be in the last round
 	stillRounds int         // rounds in a row in which its rows did not change
 }
 

@@ -16,19 +16,19 @@ const (
 	triggerQueue = "trigger_queue" // it has a message in the delay queue
 	triggerClaim = "trigger_claim" // a dispatcher has claimed it
 	// triggerUnknown: no evidence was found, but the delay queue has messages and cannot list them.
-	// One of them may be the evidence.
+	// One of these messages may be the evidence.
 	triggerUnknown = "trigger_unknown"
 	triggerEnded   = "ended" // it is terminal and needs no evidence
 )
 
 const (
-	// idSlack is how much earlier than the row's creation the time in a trigger's id may be. The
-	// clocks of two machines differ. Also, a trigger that the server makes for an event has the
-	// time of the event in its id.
+	// idSlack is the longest time by which the time in a trigger's id may be before the creation of
+	// the trigger's row. The two times may come from the clocks of two machines. Also, a trigger
+	// that the server makes for an event has the time of the event in its id.
 	idSlack = time.Hour
 	// releaseGrace is how long after its fire time a timer counts as evidence. A released timer
-	// stays stored until its minute is closed. So a timer that is still stored later proves
-	// nothing.
+	// stays stored until its minute is closed. So a timer that is stored for longer than
+	// releaseGrace after its fire time proves nothing.
 	releaseGrace = 10 * time.Second
 	// triggerBatch is how many triggers without evidence are checked together.
 	triggerBatch = 20_000
@@ -86,7 +86,7 @@ type triggerRun struct {
 	suspects []engine.Trigger // without payload and log, to save memory
 }
 
-// countTriggers counts every trigger that was made after r.since, and every open trigger.
+// countTriggers counts every trigger that was made at r.since or later, and every open trigger.
 func (r *triggerRun) countTriggers(ctx context.Context) error {
 	if r.cfg.Rows == nil {
 		return nil
@@ -160,7 +160,7 @@ func (r *triggerRun) countTrigger(t *engine.Trigger, place string) {
 
 // findTriggerEvidence returns the place of the evidence for a trigger, or "" if it finds no
 // evidence. To be cheap, it uses only the row and the key of the timer. So there may be evidence
-// that it does not find, and "" makes the trigger only a suspect.
+// that it does not find. Therefore "" makes the trigger only a suspect, not drift.
 func (r *triggerRun) findTriggerEvidence(ctx context.Context, t *engine.Trigger) (string, error) {
 	now := time.Now()
 	switch {

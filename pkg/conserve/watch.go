@@ -7,7 +7,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 )
 
-// Audit calls Run, and keeps the result for Latest.
+// Audit calls Run, and stores the result for Latest.
 func (a *Auditor) Audit(ctx context.Context, since time.Time) (api.Conservation, error) {
 	rep, err := a.Run(ctx, since)
 	if err == nil {

@@ -179,8 +179,8 @@ func (b *Bucket) sumOf(ctx context.Context, key string) (string, error) {
 	return "unknown", nil
 }
 
-// Copy downloads the objects whose names begin with namePrefix and are not less than firstName. It
-// writes each object to a file with the same name in the folder dir.
+// Copy downloads the objects whose names begin with namePrefix. It skips names that are smaller
+// than firstName. It writes each object to a file with the same name in the folder dir.
 func (b *Bucket) Copy(ctx context.Context, namePrefix, firstName, dir string) error {
 	prefix := ""
 	if b.cfg.Prefix != "" {

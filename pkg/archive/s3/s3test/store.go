@@ -30,7 +30,7 @@ const (
 // and is safe for concurrent use.
 type Store struct {
 	// Fail returns the status with which the Store refuses a request, or 0 to accept the request.
-	// It may call the Store's methods. It must be set before the first request. May be nil.
+	// Fail may call the Store's methods. It must be set before the first request. May be nil.
 	Fail func(r *http.Request) int
 
 	mu       sync.Mutex
@@ -67,8 +67,8 @@ func (s *Store) Put(key string, o Object) {
 	s.put(key, o)
 }
 
-// Took returns the requests so far. Each text is the method of a request and the names of its
-// parameters.
+// Took returns the requests so far. Each text contains the method of a request and the names of its
+// query parameters.
 func (s *Store) Took() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
