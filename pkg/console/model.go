@@ -61,7 +61,7 @@ type model struct {
 	interrupted bool // the person pressed Ctrl-C
 }
 
-// notice is the result of the last change.
+// notice is a message for the status line, such as the result of the last change or an error.
 type notice struct {
 	text string
 	bad  bool
@@ -189,7 +189,7 @@ func (m *model) restartFeed(f feed) {
 	*s = feedState{generation: s.generation + 1}
 }
 
-// refresh makes all feeds due.
+// refresh makes all feeds due and polls, even while the console is paused.
 func (m *model) refresh() tea.Cmd {
 	m.link.nextTry = time.Time{}
 	for f := range feeds {
