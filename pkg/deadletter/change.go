@@ -11,7 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// By identifies the operator who asks for a change, and the reason.
+// By says which operator asks for a change, in which context and request, and for what reason.
 type By struct {
 	Caller, Context, Reason, Request string
 }

@@ -172,7 +172,7 @@ func (f *Feeds) Put(ctx context.Context, ds []engine.DeadLetter) error {
 	return f.DeadLetters.Put(ctx, ds)
 }
 
-// storeCallers stores the callers in ds that never had a dead letter.
+// storeCallers stores the callers in ds that are not stored yet.
 func (f *Feeds) storeCallers(ctx context.Context, ds []engine.DeadLetter) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

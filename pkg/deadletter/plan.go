@@ -47,7 +47,8 @@ const (
 	maxCanary  = 1000
 )
 
-// checkSpec fills in defaults. It returns notify.KindInvalid if a field is wrong.
+// checkSpec replaces the unset fields of s by defaults. It returns notify.KindInvalid if a field is
+// wrong.
 func checkSpec(s *api.JobSpec) error {
 	if !slices.Contains([]string{KindReplay, KindDiscard, KindExport, KindReconcile}, s.Kind) {
 		return notify.Invalid("bad_kind", "kind", fmt.Sprintf("must be replay, discard, export or reconcile, not %q", s.Kind))

@@ -28,7 +28,7 @@ type Reconciler interface {
 type Findings struct {
 	Report json.RawMessage
 	Digest string         // digest of the report
-	Counts map[string]int // by class
+	Counts map[string]int // number of findings, by class
 	Listed int            // number of findings in the report
 	Mend   int            // number of these findings that can be repaired
 }

@@ -284,7 +284,7 @@ func (r *runner) renewingLease(ctx context.Context, f func(context.Context) erro
 	if err == nil {
 		r.renewed = time.Now()
 	}
-	if context.Cause(ctx) == errLeft { //nolint:errorlint // as stop was given it
+	if context.Cause(ctx) == errLeft { //nolint:errorlint // stop was called with errLeft itself
 		err = errLeft
 	}
 	stop(nil)
