@@ -121,7 +121,7 @@ type original struct {
 	ttlSeconds int
 }
 
-// usersAtOnce is the greatest number of rows by user that are in memory. The limit is
+// usersAtOnce is the greatest number of rows that a userRows keeps in memory. The limit is
 // needed because a record may have a million receivers and a row uses much more memory than
 // a receiver.
 const usersAtOnce = 4096
