@@ -21,7 +21,7 @@ import (
 type confirmation struct {
 	title   string
 	facts   [][2]string // name and value, to help the person decide
-	command string      // the command that does the same
+	command string      // the notifyctl command that makes the same change
 	word    string      // the word to type; empty: the key y
 	busy    string      // what the server is doing; empty: the console waits for the person
 	do      func(context.Context) (string, error)

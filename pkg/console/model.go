@@ -202,8 +202,8 @@ func (m *model) refresh() tea.Cmd {
 	return cmd
 }
 
-// chosenIndex returns the index of the chosen row. Rows are chosen by key, so that a refresh never
-// chooses another row.
+// chosenIndex returns the index of the chosen row. The model stores the key of this row (row.key), so
+// that a refresh never chooses another row.
 func (m *model) chosenIndex(keys []string) int {
 	if i := slices.Index(keys, m.chosen[m.tab]); i >= 0 {
 		return i
