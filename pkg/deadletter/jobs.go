@@ -23,7 +23,7 @@ const (
 	JobWaiting   = "waiting" // waits for another operator's approval
 	JobRunning   = "running"
 	JobPaused    = "paused"  // an operator paused it
-	JobStopped   = "stopped" // its guard stopped it; Why contains the reason
+	JobStopped   = "stopped" // its guard or an open circuit stopped it; Why contains the reason
 	JobFailed    = "failed"  // ended with an error that a retry does not solve
 	JobDone      = "done"
 	JobCancelled = "cancelled"
