@@ -21,9 +21,9 @@ import (
 type confirmation struct {
 	title   string
 	facts   [][2]string // name and value, to help the person decide
-	command string      // the command that does the same
+	command string      // the notifyctl command that makes the same change
 	word    string      // the word to type; empty: the key y
-	busy    string      // what the server is doing; empty: the server waits for the person
+	busy    string      // what the server is doing; empty: the console waits for the person
 	do      func(context.Context) (string, error)
 }
 
@@ -84,7 +84,7 @@ func (m *model) targetKey() string {
 }
 
 // whyNotOffered returns why a change is not possible now, or "" if it is possible. A change is not
-// possible if the server would refuse it, or if it would not match the list that is shown.
+// possible if the server would refuse it, or if it would act on letters that the list does not show.
 func (m *model) whyNotOffered(h paint.Hint) string {
 	key := m.targetKey()
 	switch m.tab {
@@ -280,8 +280,8 @@ func (m *model) keyConfirm(name string, k tea.KeyPressMsg) tea.Cmd {
 	}
 }
 
-// finishChange shows the result of a change. It then requests the feeds again that the change may
-// have affected.
+// finishChange shows the result of a change. Then it makes the feeds due that the change may have
+// affected, and polls.
 func (m *model) finishChange(d changeMsg) tea.Cmd {
 	if d.err != nil {
 		m.showRefusal(d.err)
@@ -294,8 +294,8 @@ func (m *model) finishChange(d changeMsg) tea.Cmd {
 	return m.poll()
 }
 
-// showRefusal shows why a change was not made. If the token lacks the scope, it turns off all
-// changes.
+// showRefusal shows why a change was not made. If the token does not have the scope that a change
+// needs, showRefusal also turns off all changes.
 func (m *model) showRefusal(err error) {
 	if e, ok := errors.AsType[*notify.Error](err); ok && e.Code == "scope_missing" {
 		m.opt.ReadOnly = e.Msg

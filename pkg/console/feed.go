@@ -134,8 +134,8 @@ func recordAnswer(s *feedState, l *serverLink, f feed, t tab, err error, took ti
 	}
 }
 
-// isAwayError reports whether an error means that the server does not answer. A server that lacks a
-// part, or that refuses the token, does answer.
+// isAwayError reports whether an error means that the server does not answer. The errors of a server
+// that runs without the requested function, or that refuses the token, are answers.
 func isAwayError(err error) bool {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return true

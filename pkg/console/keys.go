@@ -23,7 +23,8 @@ const (
 
 var tabNames = [tabs]string{"overview", "dead letters", "jobs", "circuits", "schedules"}
 
-// Hints for the keys of every page, and for the keys of each page. Capital letters change the
+// hintsAll has the hints for the keys that work on every page, and hintsOf the hints for the keys
+// that work on one page. The keys in hintsOf are capital letters, and each makes a change of the
 // server.
 var (
 	hintsAll = []paint.Hint{
@@ -94,7 +95,8 @@ func (m *model) key(k tea.KeyPressMsg) tea.Cmd {
 	return nil
 }
 
-// back closes the detail page, or clears the filter.
+// back closes the detail page. On any other page it sets the filter back to its default, which is
+// "state:dead" for dead letters and no filter for the other lists.
 func (m *model) back() {
 	switch {
 	case m.layer == layerDetail:

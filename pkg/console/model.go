@@ -61,7 +61,7 @@ type model struct {
 	interrupted bool // the person pressed Ctrl-C
 }
 
-// notice is the result of the last change.
+// notice is a message for the status line, such as the result of the last change or an error.
 type notice struct {
 	text string
 	bad  bool
@@ -189,7 +189,7 @@ func (m *model) restartFeed(f feed) {
 	*s = feedState{generation: s.generation + 1}
 }
 
-// refresh makes all feeds due.
+// refresh makes all feeds due and polls, even while the console is paused.
 func (m *model) refresh() tea.Cmd {
 	m.link.nextTry = time.Time{}
 	for f := range feeds {
@@ -202,8 +202,8 @@ func (m *model) refresh() tea.Cmd {
 	return cmd
 }
 
-// chosenIndex returns the index of the chosen row. Rows are chosen by key, so that a refresh never
-// chooses another row.
+// chosenIndex returns the index of the chosen row. The model stores the key of this row (row.key), so
+// that a refresh never chooses another row.
 func (m *model) chosenIndex(keys []string) int {
 	if i := slices.Index(keys, m.chosen[m.tab]); i >= 0 {
 		return i

@@ -10,8 +10,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 )
 
-// Server contains the methods of a server that the page uses. *api.Client implements it. Several
-// goroutines call its methods. The page repeats requests itself, so a client should not retry.
+// Server contains the methods of a server that the console uses. *api.Client implements it. Several
+// goroutines call its methods. The console repeats requests itself, so a client should not retry.
 type Server interface {
 	Rates(ctx context.Context) (api.Rates, error)
 	Lag(ctx context.Context) ([]api.GroupLag, error)
@@ -29,7 +29,7 @@ type Server interface {
 	SetCircuit(ctx context.Context, name, to string) (api.Circuit, error)
 }
 
-// Options configure the page.
+// Options configure the console.
 type Options struct {
 	Server  Server
 	URL     string // URL of the server
@@ -51,7 +51,7 @@ type Options struct {
 	Parse func(s string, now time.Time) (time.Time, error)
 }
 
-// snapshot contains the latest answers. A feed without an answer has its zero value.
+// snapshot contains the latest answers. The field of a feed without an answer has its zero value.
 type snapshot struct {
 	rates     api.Rates
 	lanes     []api.GroupLag
@@ -104,8 +104,8 @@ func fetchFeed(ctx context.Context, s Server, f feed, q api.LetterFilter) (func(
 	}
 }
 
-// Run shows the page on a terminal until the person presses q or Ctrl-C, or until ctx ends. Then it
-// restores the terminal. The parameters input and output are the terminal, and env is the
+// Run shows the console on a terminal until the person presses q or Ctrl-C, or until ctx ends. Then
+// it restores the terminal. The parameters input and output are the terminal, and env is the
 // environment that describes it, in the form of os.Environ. Run returns nil for q, and
 // context.Canceled for Ctrl-C or the end of ctx. In all cases requests in flight are cancelled.
 func Run(ctx context.Context, input io.Reader, output io.Writer, env []string, o Options) error {

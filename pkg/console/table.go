@@ -101,8 +101,8 @@ func drawTable(s *paint.Styles, cols []column, rows [][]cell, w int) (head strin
 	return head, lines
 }
 
-// drawList draws a table in h lines and marks the chosen row. It shows whole pages, so that rows do
-// not move on the screen while another row of the same page is chosen.
+// drawList draws a table in h lines and marks the chosen row. It scrolls by whole screens. So the
+// rows do not move while the person chooses another row of the same screen.
 func drawList(s *paint.Styles, cols []column, rows [][]cell, chosen, w, h int) []string {
 	if h < 1 {
 		return nil

@@ -11,7 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// By identifies the operator who asks for a change, and the reason.
+// By says which operator asks for a change, in which context and request, and for what reason.
 type By struct {
 	Caller, Context, Reason, Request string
 }
@@ -133,8 +133,8 @@ func (m *Manager) runnerEnded(id string) <-chan struct{} {
 	return m.running[id]
 }
 
-// freeMarks calls giveBackMarks unless the cancelled job still runs in this process. It returns
-// true when no dead letter has the job's mark any more.
+// freeMarks calls giveBackMarks, but not while the cancelled job still runs in this process. It
+// returns true when giveBackMarks has succeeded, so that it need not be called for this job again.
 func (m *Manager) freeMarks(ctx context.Context, j *engine.Job) bool {
 	if m.runnerEnded(j.ID) != nil {
 		return false // when the runner ends, it wakes Run
@@ -164,9 +164,9 @@ func (m *Manager) giveBackMarks(ctx context.Context, j *engine.Job) (done bool, 
 	return true, m.unmarkBatch(ctx, j)
 }
 
-// unmarkBatch changes letters that have the job's mark back to dead. It reads only one batch after
-// the job's cursor, because only this batch can have marks. The caller holds the job's lease, so
-// that no runner marks letters at the same time.
+// unmarkBatch changes letters that have the job's mark back to dead. It reads only the batch that
+// begins at the job's cursor, because only in this batch a letter may be marked and not
+// published. The caller holds the job's lease, so that no runner marks letters at the same time.
 func (m *Manager) unmarkBatch(ctx context.Context, j *engine.Job) error {
 	now, ok, err := m.cfg.Jobs.Get(ctx, j.ID)
 	if err != nil || !ok {
@@ -191,10 +191,10 @@ func (m *Manager) unmarkBatch(ctx context.Context, j *engine.Job) error {
 	return err
 }
 
-// Purge deletes ended jobs and their reports. It deletes a job that ended more than Keep before
-// now, and then the oldest ended jobs until at most ManagerConfig.Most remain. It never deletes a
-// job that runs or can be resumed. Purge writes one row to the audit log and returns the number of
-// deleted jobs.
+// Purge deletes ended jobs and their reports. It deletes each job that ended more than
+// ManagerConfig.Keep before now, and then the oldest ended jobs until at most ManagerConfig.Most
+// remain. It never deletes a job that runs or can be resumed. Purge writes one row to the audit log
+// and returns the number of deleted jobs.
 func (m *Manager) Purge(ctx context.Context, now time.Time) (n int, err error) {
 	jobs, err := m.cfg.Jobs.List(ctx, 1<<20) // newest first
 	if err != nil {

@@ -172,7 +172,7 @@ func (f *Feeds) Put(ctx context.Context, ds []engine.DeadLetter) error {
 	return f.DeadLetters.Put(ctx, ds)
 }
 
-// storeCallers stores the callers in ds that never had a dead letter.
+// storeCallers stores the callers in ds that are not stored yet.
 func (f *Feeds) storeCallers(ctx context.Context, ds []engine.DeadLetter) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -195,7 +195,7 @@ func (f *Feeds) storeCallers(ctx context.Context, ds []engine.DeadLetter) error 
 	return err
 }
 
-// Feed implements engine.DeadLetters. It records the letters that it returns as seen.
+// Feed implements engine.DeadLetters. It records that the caller has seen the returned letters.
 func (f *Feeds) Feed(ctx context.Context, caller string, after uint64, max int) ([]engine.DeadLetter, error) {
 	ds, err := f.DeadLetters.Feed(ctx, caller, after, max)
 	if err != nil || len(ds) == 0 {

@@ -13,8 +13,9 @@
 // it advances the job's cursor. The state of a letter changes only by compare and swap, so two jobs
 // never replay the same letter.
 //
-// A caller writes the filter's expression as a jq program. The program runs in this process, so
-// where.go and wherefuncs.go limit its time and memory.
+// A filter of dead letters may contain an expression. It is a jq program that the person who sends
+// the filter has written. The program runs in this process, so where.go and wherefuncs.go limit its
+// time and memory.
 //
 // Start reading at Manager in jobs.go.
 package deadletter

@@ -37,8 +37,8 @@ func (r *runner) resetPace() {
 	r.pace.AllowN(time.Now(), burst)
 }
 
-// currentRate returns the current rate in letters a second. A ramp starts at a tenth of the full
-// rate.
+// currentRate returns the current rate in letters a second. If the job has a ramp (RampMs), the rate
+// rises during the ramp from a tenth of the full rate to the full rate.
 func (r *runner) currentRate() float64 {
 	spec := &r.spec.Spec
 	if spec.RampMs <= 0 {

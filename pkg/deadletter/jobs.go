@@ -23,7 +23,7 @@ const (
 	JobWaiting   = "waiting" // waits for another operator's approval
 	JobRunning   = "running"
 	JobPaused    = "paused"  // an operator paused it
-	JobStopped   = "stopped" // its guard stopped it; Why contains the reason
+	JobStopped   = "stopped" // its guard or an open circuit stopped it; Why contains the reason
 	JobFailed    = "failed"  // ended with an error that a retry does not solve
 	JobDone      = "done"
 	JobCancelled = "cancelled"
@@ -162,7 +162,8 @@ const maxName = 128
 
 // Apply starts the job of a plan. It reads the set of letters again. If the digest of the set is
 // not the plan's digest any more, it returns notify.KindConflict ("stale_plan") and changes
-// nothing. If another job already has the same name, Apply returns that job and false.
+// nothing. If a job of this kind already has the name, Apply returns that job and false. If that job
+// was made from another plan, Apply also returns notify.KindConflict ("name_taken").
 func (m *Manager) Apply(ctx context.Context, r api.JobRequest, by By) (api.Job, bool, error) {
 	if len(r.Name) > maxName {
 		return api.Job{}, false, notify.Invalid("too_long", "name", fmt.Sprintf("has %d bytes; the maximum is %d", len(r.Name), maxName))

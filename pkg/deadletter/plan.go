@@ -31,7 +31,7 @@ const (
 	ExpiredFail = "fail" // it is sent with its deadline, and becomes EXPIRED
 
 	CollapseNone   = "none"
-	CollapseLatest = "latest-per-recipient" // only the latest failure of a user, channel and template is sent
+	CollapseLatest = "latest-per-recipient" // of the letters with the same user, channel, template and caller, only the latest is sent
 
 	OrderOffset = "offset" // in the order in which they failed
 	OrderDue    = "due"    // in the order in which they were accepted
@@ -42,12 +42,13 @@ const (
 
 // Limits of a job.
 const (
-	MaxRate    = 20_000
+	MaxRate    = 20_000    // letters a second
 	MaxEntries = 5_000_000 // entries of one job
 	maxCanary  = 1000
 )
 
-// checkSpec fills in defaults. It returns notify.KindInvalid if a field is wrong.
+// checkSpec replaces the unset fields of s by defaults. It returns notify.KindInvalid if a field is
+// wrong.
 func checkSpec(s *api.JobSpec) error {
 	if !slices.Contains([]string{KindReplay, KindDiscard, KindExport, KindReconcile}, s.Kind) {
 		return notify.Invalid("bad_kind", "kind", fmt.Sprintf("must be replay, discard, export or reconcile, not %q", s.Kind))

@@ -28,7 +28,7 @@ type Reconciler interface {
 type Findings struct {
 	Report json.RawMessage
 	Digest string         // digest of the report
-	Counts map[string]int // by class
+	Counts map[string]int // number of findings, by class
 	Listed int            // number of findings in the report
 	Mend   int            // number of these findings that can be repaired
 }
@@ -43,8 +43,8 @@ type Repair struct {
 
 // Reasons why a finding was not repaired.
 const (
-	SkipChanged = "changed"        // it is not as in the report any more
-	SkipPeople  = "left_as_it_is"  // it cannot be repaired automatically
+	SkipChanged = "changed"        // the finding is not as in the report any more
+	SkipPeople  = "left_as_it_is"  // the finding cannot be repaired automatically
 	repairPage  = 2000             // findings between two saves of the cursor
 	repairLease = "ops-job/repair" // all reconcile jobs share it, so that only one runs at a time
 )

@@ -25,9 +25,9 @@ type reportLine struct {
 	Why    string `json:"why"`
 }
 
-// runBatch handles the entries es of a job and returns their lines of the report. The caller may
-// repeat it, even in another process after a crash: runBatch recognizes letters that it has
-// already marked, and publishes them again with the same keys.
+// runBatch replays, discards or exports the letters of the entries es, and returns their lines of the
+// report. The caller may repeat runBatch, even in another process after a crash: it recognizes
+// letters that the job has already marked, and publishes them again with the same keys.
 func (r *runner) runBatch(ctx context.Context, at int, es []setEntry) ([]engine.JobEntry, error) {
 	letters, err := readLetters(ctx, r.m, es)
 	if err != nil {

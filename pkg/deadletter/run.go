@@ -30,7 +30,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	defer wg.Wait()
 	t := time.NewTicker(4 * m.cfg.Poll)
 	defer t.Stop()
-	free := map[string]bool{} // by id: cancelled jobs whose marks are all removed
+	free := map[string]bool{} // by id: cancelled jobs for which freeMarks has returned true
 	for {
 		jobs, err := m.cfg.Jobs.List(ctx, 1<<20)
 		if err != nil && ctx.Err() == nil {
@@ -284,7 +284,7 @@ func (r *runner) renewingLease(ctx context.Context, f func(context.Context) erro
 	if err == nil {
 		r.renewed = time.Now()
 	}
-	if context.Cause(ctx) == errLeft { //nolint:errorlint // as stop was given it
+	if context.Cause(ctx) == errLeft { //nolint:errorlint // stop was called with errLeft itself
 		err = errLeft
 	}
 	stop(nil)

@@ -26,7 +26,7 @@ const (
 	maxWhere  = 4096
 	maxRegexp = 256 // bytes; a longer one may need many megabytes when compiled
 
-	whereTime = 100 * time.Millisecond // for one letter
+	whereTime = 100 * time.Millisecond // time limit of an expression for one letter
 	// The time limit of an expression for all letters of a walk: whereStart, plus whereEach for
 	// each letter.
 	whereStart = 5 * time.Second

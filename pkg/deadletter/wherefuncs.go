@@ -36,9 +36,10 @@ func enterWhere(ctx context.Context) (leave func(), err error) {
 	}
 }
 
-// boundedFuncs contains functions that replace some operators and functions of jq. Those of jq
-// split, join, repeat or compare values of any size. The replacements accept only numbers and
-// texts. An expression cannot call a replacement by its name, because the name is not valid in jq.
+// boundedFuncs contains functions that replace some operators and functions of jq. The replaced
+// operators and functions split, join, repeat or compare values of any size. The replacements accept
+// only numbers and texts. An expression cannot call a replacement by its name, because the name is
+// not valid in jq.
 var boundedFuncs = map[string]func(v any, args []any) any{
 	"where/tostring": func(v any, _ []any) any {
 		switch v.(type) {

@@ -1,6 +1,7 @@
 package engine
 
-// Cancel stops the notifications of a request or a campaign that have not started yet.
+// Cancel stops the notifications of a scope, except those that have already started. The scope is a
+// request, one notification of a request, or a campaign.
 type Cancel struct {
 	Scope   string // "ntf_<ULID>", "ntf_<ULID>-<index>" or "cmp_<ULID>"
 	Caller  string // the owner of the notifications

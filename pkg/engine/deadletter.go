@@ -51,7 +51,7 @@ func (d *DeadLetter) Ended() notify.State {
 // States of a dead letter.
 const (
 	LetterDead      = "dead"
-	LetterReplayed  = "replayed"  // sent again, under the next epoch
+	LetterReplayed  = "replayed"  // sent again, with a later epoch
 	LetterDiscarded = "discarded" // never sent again; purged when its retention ends
 )
 

@@ -2,7 +2,7 @@ package engine
 
 import "github.com/notifyd/notifyd/pkg/notify"
 
-// Hold says that a notification in a lane of strict order waits for a retry or for a later
+// Hold says that a notification in a strict lane waits for a retry or for a later
 // time. Later notifications of the same user in that lane wait until this notification has
 // ended.
 type Hold struct {

@@ -15,8 +15,9 @@ type Job struct {
 	Version uint64 // raised by each Put
 }
 
-// JobEntry is one line of a job's report.
+// JobEntry is one document of a job: a line of the job's report, or a part of the set on which the
+// job works.
 type JobEntry struct {
-	At  uint64 // position in the report, ascending; a later entry with the same At replaces the earlier entry
+	At  uint64 // position, ascending; a later entry with the same At replaces the earlier entry
 	Doc []byte
 }

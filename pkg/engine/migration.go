@@ -34,7 +34,8 @@ type Migration struct {
 
 // LoadMigrations reads the scripts migrations/NNNN_name.up.ext and .down.ext from an
 // embedded file system. It panics if a script is missing, if a number is not consecutive,
-// or if a "works with" line names no earlier version. These are mistakes in the build.
+// or if the version in a "works with" line is not an earlier version. These are mistakes in the
+// build.
 func LoadMigrations(files fs.FS, ext string) (out []Migration) {
 	names, err := fs.Glob(files, "migrations/*.up."+ext) // sorted
 	for i, name := range names {

@@ -26,8 +26,8 @@ type Change struct {
 	Profile Profile // the profile at Version or at a later version
 }
 
-// CodeRegressed is the code of an error of Changes. It means that the store has lost versions
-// that Changes had returned before.
+// CodeRegressed is the code of an error that the method Changes of users.ProfileStore returns. It
+// means that the store has lost versions that Changes had returned before.
 const CodeRegressed = "store_regressed"
 
 // ProfileParts is the number of parts into which the store divides profiles. The part of a

@@ -9,8 +9,8 @@ import (
 )
 
 // These limits apply to every queue. They come from SQS. SQS allows 12 hours for the first
-// visibility of a received message and all its extensions together, so MaxVisibility is 2
-// seconds less.
+// visibility of a received message and all its extensions together. MaxVisibility is 2 seconds less.
+// This leaves room for the half second that the SQS engine adds to a visibility, and for rounding up.
 const (
 	MaxMessage    = 64 << 10         // bytes of a body
 	MaxQueueDelay = 15 * time.Minute // greatest delay of one Enqueue or Release

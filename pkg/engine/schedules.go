@@ -17,7 +17,7 @@ type Schedule struct {
 	User       string // the user who receives; "": a fan-out, or one address without a user
 	Channel    notify.Channel
 	Category   notify.Category
-	FireAt     int64  // fire time of generation 0, after jitter; ms since 1970
+	FireAt     int64  // fire time of generation 0, jitter included; ms since 1970
 	Created    int64  // ms since 1970
 	Expires    int64  // when the notification expires, ms since 1970; 0: never
 	Partition  uint16 // partition of the chunk; only if the request is no fan-out

@@ -41,7 +41,7 @@ type bucketNote struct {
 
 const (
 	bucketsKept = time.Hour // how long a note stays in the cache
-	bucketsMax  = 1 << 16   // a full cache is emptied
+	bucketsMax  = 1 << 16   // greatest number of notes in the cache; a full cache is emptied
 )
 
 // has reports whether this process has recently stored a note of bucket k whose end is

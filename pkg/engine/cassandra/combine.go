@@ -8,8 +8,8 @@ import (
 // combiner joins plain writes to the same partition. While a write to a partition is running, later
 // writes to that partition wait. When the write ends, all waiting writes are sent as one request,
 // so many callers that write to one partition cause few requests. If no write to the partition is
-// running, a write is sent at once. Each statement has its own timestamp. A combiner is safe for
-// concurrent use.
+// running, a write is sent at once. Each statement contains its own timestamp, so a statement that
+// waits does not win over a statement that was made later. A combiner is safe for concurrent use.
 type combiner struct {
 	write func(ctx context.Context, sets [][]stmt) error
 

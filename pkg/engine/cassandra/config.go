@@ -44,7 +44,7 @@ type Config struct {
 	Logger *slog.Logger `default:"discard"`
 
 	// connectTimeout is the longest time to set up a connection; 0: Timeout. Migrate sets
-	// it because it raises Timeout for its long calls.
+	// connectTimeout, because Migrate raises Timeout for its long calls.
 	connectTimeout time.Duration
 	// dialer replaces the default dialer in tests that cut connections.
 	dialer gocql.Dialer

@@ -197,8 +197,8 @@ func (l deadLetters) Get(ctx context.Context, id notify.ID, epoch uint16) (engin
 // their dead letters. It stops when fn returns false. numberOf returns a pointer to the
 // field of a dead letter that contains its number in the log (Seq or Ord). If the field is
 // 0, the Put of the dead letter is not finished, and eachNumbered sets the field to the
-// number of the row. If the field has another number, an interrupted Put has left the row,
-// and eachNumbered skips the row.
+// number of the row. If the field has another number, the row of the log was left by an
+// interrupted Put, and eachNumbered skips it.
 func (l deadLetters) eachNumbered(ctx context.Context, log numbered, after, upTo uint64, max int, numberOf func(*engine.DeadLetter) *uint64, fn func(*engine.DeadLetter) (bool, error)) error {
 	for {
 		page, err := log.readPage(ctx, after, upTo, min(max, letterPage))

@@ -101,9 +101,9 @@ func (t schedules) Purge(ctx context.Context, before int64, max int) (int, error
 	return n, removedFrom.forgetEmpty(ctx, t.s)
 }
 
-// purgeSchedule handles one entry of the list that Purge reads. The result gone is true if
-// purgeSchedule removed the schedule. The result again is true if the entry must stay in
-// the list.
+// purgeSchedule removes the schedule of one entry of the list that Purge reads, if its last fire
+// time is earlier than before. The result gone is true if purgeSchedule removed the schedule. The
+// result again is true if the entry must stay in the list.
 func (t schedules) purgeSchedule(ctx context.Context, base notify.Base, fireAt, before int64, removedFrom *partSet) (gone, again bool, err error) {
 	unlock, err := t.s.locks.lock(ctx, string(base[:]))
 	if err != nil {

@@ -101,15 +101,15 @@ func (s *Store) HistoryOffsets(ctx context.Context) (map[HistoryPart]int64, erro
 	return out, nil
 }
 
-// inlineChunk is the greatest size, in bytes, of data that is stored in the row of its
-// chunk. Larger data is stored in a separate table, because it would make the partitions of
+// inlineChunk is the greatest size, in bytes, of an envelope that is stored in the row of its
+// chunk. A larger envelope is stored in a separate table, because it would make the partitions of
 // a minute too large.
 const inlineChunk = 1 << 10
 
 // historyRows contains the rows of some records. The fields are in the order in which the
 // rows are stored.
 type historyRows struct {
-	contents []stmt // the data of large chunks
+	contents []stmt // the large envelopes (inlineChunk)
 	chunks   map[minuteShard][]stmt
 	byUser   []original // each receiver of these envelopes gets a row by user (userRows)
 }
@@ -121,7 +121,7 @@ type original struct {
 	ttlSeconds int
 }
 
-// usersAtOnce is the greatest number of rows by user that are in memory. The limit is
+// usersAtOnce is the greatest number of rows that a userRows keeps in memory. The limit is
 // needed because a record may have a million receivers and a row uses much more memory than
 // a receiver.
 const usersAtOnce = 4096

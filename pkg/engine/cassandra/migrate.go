@@ -30,8 +30,8 @@ func (m *migrator) tableID(name string) string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", h[:4], h[4:6], h[6:8], h[8:10], h[10:16])
 }
 
-// lockTime is the TTL of the lock. If a process dies while it has the lock, other processes
-// cannot migrate for this time. A migration renews its lock before each statement. A
+// lockTime is the TTL of the lock of migrations. If a process dies while it has the lock, other
+// processes cannot migrate for this time. A migration renews its lock before each statement. A
 // statement may take some seconds on a busy cluster.
 const lockTime = 2 * time.Minute
 

@@ -97,8 +97,8 @@ func (t status) insert(r *notify.Row, data []byte, at int64) stmt {
 }
 
 // splitBatches splits statements into batches of at most maxBatch bytes, because Cassandra limits
-// the size of a mutation. This is rare: one request or one minute of timers must have more than 4
-// MiB of data.
+// the size of a mutation. More than one batch is rare: it is needed only if one request or one minute
+// of timers has more than 4 MiB of data.
 func splitBatches(stmts []stmt) (out [][]stmt) {
 	from, size := 0, 0
 	for i := range stmts {

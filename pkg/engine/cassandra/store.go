@@ -450,7 +450,7 @@ func (s *Store) History(cfg HistoryConfig) *History {
 	return &History{s, cfg}
 }
 
-// Holds returns the holds of strict lanes. Each lane and user has one row. Only the worker
+// Holds returns the holds of strict lanes. Each user has one row in each lane. Only the worker
 // of the user's partition reads and replaces that row. The rows of an Update are one logged
 // batch. When the cluster has accepted the batch, it will replace all rows, but not at the
 // same moment. An Update that is larger than a batch (40 KiB) is split. After an error any
@@ -464,8 +464,8 @@ func (s *Store) Jobs() *store.Jobs { return store.JobsOver(partitions{s}) }
 func (s *Store) Meta() engine.Meta { return store.MetaOver(partitions{s}) }
 
 // Schedules returns the schedules. Rows are inserted and never changed. If two rows have
-// the same base, the first row is valid. So an index may have an entry that belongs to the
-// later row. A reader of an index therefore also reads the schedule.
+// the same base, the first row is valid. So a list may have an entry that belongs to the
+// later row. A reader of a list therefore also reads the schedule.
 func (s *Store) Schedules() engine.Schedules { return schedules{s} }
 
 // Status returns the outcome rows. All rows of a request are in one partition. Put stores
@@ -487,9 +487,9 @@ func (s *Store) ColdTimers() engine.ColdTimers { return timerRows{s, coldTimers}
 // read without SERIAL. Such a read is safe because a swap that has returned is committed,
 // and because a caller that acts on a row must swap the row. Each change of state costs one
 // swap. A trigger costs one swap when it is created. If it fires at its first attempt, it
-// costs two more swaps, one for the claim and one for the end. List reads an index of plain
-// rows and then the state rows. It includes every row that was created, with every swap
-// that returned before the call.
+// costs two more swaps, one for the claim and one for the end. List reads the ids in a list,
+// which are plain rows, and then the state rows. It includes every row that was created, with
+// every swap that returned before the call.
 func (s *Store) Triggers() engine.Triggers { return triggers{s} }
 
 // ClockOffset reads the clock of one node. The result offset is the time of that clock

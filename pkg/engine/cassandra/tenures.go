@@ -15,8 +15,9 @@ import (
 // writes arrive and even if the clocks of machines differ. So a row needs no conditional
 // write. Only TakeOver needs one conditional write.
 
-// timestamp returns the timestamp for the write of a row. If the row has no stamp, it
-// returns clockTime, a timestamp of the clock.
+// timestamp returns the timestamp for the write of a row. Normally this is the row's stamp. If the
+// row has no stamp, timestamp returns clockTime, a timestamp of the clock. If the stamp is
+// StampBeside, it returns the timestamp of the stored row plus 1.
 func (t status) timestamp(ctx context.Context, r *notify.Row, clockTime int64) (int64, error) {
 	switch r.Stamp {
 	case 0:

@@ -112,8 +112,9 @@ func putTimers(ctx context.Context, s *Store, t *timerTable, shards notify.Sprea
 	})
 }
 
-// noteTimers stores the note of a partition, so that Buckets finds the partition. It is called
-// before the partition gets rows. It uses the cache only for the note of a minute in the future,
+// noteTimers stores the note of a partition, so that Buckets finds the partition. In the hot table
+// it also stores the note of the partition's day. It is called before the partition gets rows. For
+// the note of the partition it uses the cache only if the partition is a minute in the future,
 // because no process removes that note while rows are added.
 func noteTimers(ctx context.Context, s *Store, t *timerTable, p timerPart) error {
 	ms := p.bucket * t.length

@@ -32,8 +32,8 @@ func filterIDs(from, to int) (ids []uint64) {
 	return ids
 }
 
-// countSeen calls Seen for the ids. It returns how many of them were perhaps added according to
-// Seen, and the time since which the filter is complete.
+// countSeen calls Seen for the ids. It returns for how many ids Seen reports that they may have been
+// added, and the time since which the filter is complete.
 func countSeen(t T, f store.Filter, ids []uint64) (known int, complete time.Time) {
 	t.Helper()
 	maybe, complete, err := f.Seen(bg, ids)

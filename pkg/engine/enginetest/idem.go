@@ -110,7 +110,7 @@ func Idem[E request.Idem](t *testing.T, open Opener[E]) {
 			seen[i] = got.Owner
 		})
 		same(t, "winners", won.Load(), int32(1))
-		if reopen != nil { // an owner that a caller has got must not be lost when the power fails
+		if reopen != nil { // the owner that Reserve has returned must survive a loss of power
 			got, _ := readReservation(t, reopen(), reservation("k").Key)
 			same(t, "owner after a restart", got.Owner, winner.Load())
 		}

@@ -142,7 +142,7 @@ func deadSuite(run runQueue) {
 		}
 		must(t, q.Ack(bg, receipts(last)))
 		time.Sleep(time.Minute)
-		check() // old receipts make dead messages neither ready nor removed
+		check() // calls with old receipts do not change dead messages
 	})
 	run("a message whose last visibility has not ended is not dead", func(t *testing.T, q engine.Queue, _ func() engine.Queue) {
 		must(t, q.Enqueue(bg, []engine.Message{message("a", 0)}))

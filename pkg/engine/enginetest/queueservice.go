@@ -57,7 +57,7 @@ func eventually(t T, what string, condition func() bool) {
 // want.
 func checkElapsed(t T, start time.Time, want time.Duration) {
 	t.Helper()
-	// The engine and SQS both round a visibility up.
+	// The time may be longer than want, because the engine and SQS both round a visibility up.
 	if d := time.Since(start); d < want-10*time.Millisecond || d > want+patience {
 		t.Fatalf("received after %v, want %v", d, want)
 	}
@@ -269,7 +269,7 @@ func QueueService(t *testing.T, open Opener[engine.Queue]) {
 		eventually(t, "dead", func() bool { return depth(t, q).Dead == 3 })
 		q = reopen()
 		eventually(t, "left", func() bool { return depth(t, q) == engine.QueueDepth{Dead: 3} })
-		for _, d := range last { // old receipts make dead messages neither ready nor removed
+		for _, d := range last { // calls with old receipts do not change dead messages
 			must(t, q.Extend(bg, []string{d.Receipt}, time.Second))
 			must(t, q.Release(bg, d.Receipt, 0))
 		}

@@ -135,7 +135,7 @@ func Schedules(t *testing.T, open Opener[engine.Schedules]) {
 		own, back := schedule(base(2, 1), "bank", 7000), schedule(base(2, 2), "bank", 7000)
 		must(t, s.Put(bg, []engine.Schedule{untouched, cancelled, later, earlier, own, back}))
 		swapHead(t, s, 0, engine.ScheduleHead{Base: cancelled.Base, State: engine.ScheduleCancelled, FireAt: 1000})
-		swapHead(t, s, 0, engine.ScheduleHead{Base: own.Base, State: engine.ScheduleCancelled}) // FireAt 0: see ScheduleHead
+		swapHead(t, s, 0, engine.ScheduleHead{Base: own.Base, State: engine.ScheduleCancelled}) // its FireAt is 0: the schedule's FireAt is valid
 		swapHead(t, s, 0, engine.ScheduleHead{Base: back.Base, State: engine.SchedulePending, FireAt: 3})
 		swapHead(t, s, 1, engine.ScheduleHead{Base: back.Base, State: engine.ScheduleCancelled})
 		swapHead(t, s, 0, engine.ScheduleHead{Base: later.Base, State: engine.SchedulePending, Gen: 1, FireAt: 5000})

@@ -17,8 +17,7 @@ const (
 )
 
 // Server returns the address of a server from the environment variable env. If the variable
-// is not set, Server skips the test. If in addition NOTIFY_REQUIRE_ENGINES is 1, Server
-// fails the test.
+// is not set, Server skips the test, or fails it if NOTIFY_REQUIRE_ENGINES is 1.
 func Server(t testing.TB, env string) string {
 	t.Helper()
 	addr := os.Getenv(env)

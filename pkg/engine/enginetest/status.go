@@ -278,7 +278,7 @@ func Status(t *testing.T, open Opener[engine.Status], damage Damage) {
 		must(t, s.Put(bg, []notify.Row{stamped(r, second.Stamp(1), 1000)}))
 		same(t, "after a claim of the second owner", val(s.Get(bg, []notify.RowKey{r.Key}))(t), []notify.Row{finished})
 	})
-	if damage != nil { // nil if the engine under the wrapper has its own test
+	if damage != nil { // nil for a wrapper: the wrapped engine runs these tests itself
 		damagedRowSuite(t, open, damage)
 	}
 	t.Run("TakeOver does not stop an earlier owner from writing", func(t *testing.T) {

@@ -116,8 +116,8 @@ func runModel(t *testing.T, program func(rt *rapid.T) map[string]func(*rapid.T))
 }
 
 // runModelInBubble does what runModel does, in a bubble of synctest. In a bubble the method
-// Deadline of a test must not be called. The struct hides that method, so that rapid does
-// not call it.
+// Deadline of a test must not be called. So runModelInBubble passes t to rapid inside a struct
+// that hides this method.
 func runModelInBubble(t *testing.T, program func(rt *rapid.T) map[string]func(*rapid.T)) {
 	t.Helper()
 	inBubble(t, func(t *testing.T) {

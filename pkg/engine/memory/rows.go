@@ -13,9 +13,9 @@ import (
 
 // partRows implements rows.Rows with one sorted slice for each partition.
 type partRows struct {
-	// A writer holds this lock while it changes rows and while it calls the field Stored
-	// of a change or the functions that a batch was given in Settled, so that all of them
-	// run in the order of the writes.
+	// A writer holds this lock while it changes rows and then calls the functions that wait for
+	// this write: the field Stored of a change, or the functions that Settled has registered. So
+	// these functions run in the order of the writes.
 	writing sync.Mutex
 
 	mu    sync.Mutex // guards parts and their rows; a writer first locks the field writing, then mu

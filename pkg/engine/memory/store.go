@@ -9,7 +9,7 @@ import (
 )
 
 // Store implements all durable contracts in memory. The code of the contracts is in pkg/store.
-// It keeps its rows in a partRows.
+// Store keeps its rows in a partRows.
 type Store struct{ *store.Contracts }
 
 // New returns an empty store.

@@ -52,8 +52,8 @@ func (l *latch) cause() error {
 }
 
 // freeze blocks its goroutine for ever. Without freeze, Pebble would end the process after a
-// failure of its log or manifest. After a failed rotation of the log this would be a fatal
-// error of the Go runtime, which recover cannot stop. Pebble would also retry a failed flush at
+// failure of its log or manifest. After a failed rotation of the log the process would end with a
+// fatal error of the Go runtime, which recover cannot stop. Pebble would also retry a failed flush at
 // once and without end. A blocked goroutine can neither change data nor acknowledge a write.
 // Reads continue, and the process can report the failure and stop normally.
 func (l *latch) freeze() { select {} }
@@ -189,9 +189,9 @@ func (p pebbleLog) Errorf(format string, args ...any) {
 	p.l.log.Error(fmt.Sprintf(format, args...))
 }
 
-// Pebble calls Fatalf when it cannot continue. Fatalf trips the latch and blocks the goroutine
-// for ever. Only if the latch is not armed, because the store is not open yet, Fatalf returns.
-// Pebble then returns the error to its caller.
+// Pebble calls Fatalf when it cannot continue. Fatalf trips the latch. While the latch is armed, it
+// then blocks the goroutine for ever. Otherwise it returns, and Pebble returns the error to its
+// caller.
 func (p pebbleLog) Fatalf(format string, args ...any) {
 	err := fmt.Errorf(format, args...)
 	for _, a := range args {

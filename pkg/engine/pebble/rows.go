@@ -15,7 +15,8 @@ import (
 )
 
 // partRows implements rows.Rows. A Swap locks the rows of Expect and Set until the swap is
-// durable. It does not lock the rows of Insert and the rows that Number returns.
+// durable. It does not lock the rows of Insert, the rows that Clear removes, and the rows that
+// Number returns.
 type partRows struct {
 	reader
 	s *Store

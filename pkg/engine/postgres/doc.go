@@ -3,11 +3,11 @@
 // primary among the hosts of the DSN. Reads also use the primary. So a read returns every
 // write that was acknowledged before the read began. Start reading at store.go.
 //
-// Changes. A writer of a profile locks the row of the counter, gets the new version from
-// it, and keeps the lock until it commits. So versions become visible in order. A follower
-// that reads Changes from a cursor misses no change, even without NOTIFY. Listen only makes
-// followers read sooner. The disadvantage is that writers of profiles commit one after
-// another.
+// Changes. One row is the counter of the versions of all profiles. A writer of a profile locks this
+// row, gets the new version from it, and keeps the lock until the writer commits. So versions
+// become visible in order. A follower that reads Changes from a cursor misses no change, even
+// without NOTIFY. Listen only makes followers read sooner. The disadvantage is that writers of
+// profiles commit one after another.
 //
 // Parts. Profiles are in engine.ProfileParts tables. The hash that chooses a user's
 // partition of the log also chooses the user's table. So a worker reads the users of its

@@ -35,8 +35,8 @@ func askClock(ctx context.Context, c *pgxpool.Conn) (offset, roundTrip time.Dura
 }
 
 // Doctor checks whether a primary answers, whether this build works with the schema of the
-// primary, whether an acknowledged write is on disk, and how many machines have the write.
-// Doctor takes at most 10 s.
+// primary, whether an acknowledged write is on disk, and how many machines have the write. It
+// also checks the clock of the primary and the pool of connections. Doctor takes at most 10 s.
 func (s *Store) Doctor(ctx context.Context) (fs engine.Findings) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

@@ -4,15 +4,17 @@
 // unavailable for a short time. The package connects to one server, to a master with sentinels,
 // or to a cluster. Start reading at store.go.
 //
-// Every change of more than one value is a Lua script. Redis runs a script as one step. The
-// script uses the server's clock (TIME), so differences between the clocks of callers have no
-// effect. The keys of one script share a hash tag, so that a cluster keeps them on one node.
+// Every change of more than one value is a Lua script or, in the seen-filter, a transaction. Redis
+// runs each of them as one step. A script reads the current time from the server's clock, so that
+// differences between the clocks of callers have no effect. Only the scripts for idempotency keys
+// get the current time from the caller. The keys of one script share a hash tag, so that a cluster
+// keeps them on one node.
 //
 // These are the keys. PX is the time after which Redis removes a key.
 //
 //	<prefix>lease:<name>           owner; PX = the lease's ttl
 //	<prefix>beats:<group>          hash: owner -> last beat and expiry, µs, and value
-//	<prefix>bucket:<name>          hash: tokens, µs; PX = time until the bucket is full
+//	<prefix>bucket:<name>          hash: tokens, last update, µs; PX = time until the bucket is full
 //	<prefix>blocked:<account>      end of the block, µs; PX = time until then
 //	<prefix>{idem:<n>}:<hash>      hash: a reservation; PX = one hour after its Expires
 //	<prefix>{idem:<n>}:ends        sorted set: hash, sorted by Expires, for Purge

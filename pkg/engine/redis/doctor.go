@@ -25,8 +25,9 @@ func (s *Store) ClockOffset(ctx context.Context) (offset, roundTrip time.Duratio
 	return offset, roundTrip, translate(err)
 }
 
-// Doctor checks every master: whether it answers, whether it may evict keys when its memory
-// is full, and whether an acknowledged write is durable. Doctor takes at most 10 s.
+// Doctor checks every master: whether it answers and accepts writes, whether it may evict keys when
+// its memory is full, whether an acknowledged write is durable, and whether its clock is right.
+// Doctor takes at most 10 s.
 func (s *Store) Doctor(ctx context.Context) (fs engine.Findings) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

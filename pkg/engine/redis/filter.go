@@ -21,7 +21,8 @@ import (
 //	            "of"     the server's run id and the filter's size
 //	            "turn"   the number of the newer window
 //	            and one field for each bitmap: the window of the bitmap
-//	<part>a, b  two bitmaps, one for each generation. Add sets bits in the newer bitmap.
+//	<part>a, b  two bitmaps of each part, one for each generation. A large filter has several
+//	            parts, and each id belongs to one part. Add sets bits in the newer bitmap.
 //	            At the end of a window the older bitmap is removed, and an empty bitmap
 //	            with its key becomes the newer bitmap.
 //

@@ -21,7 +21,8 @@ import (
 //	               end of its delay; at that time the message becomes dead
 //	dead           sorted set: id of a dead message, sorted by id
 //	bodies, rows   hashes: id -> body; id -> receives:enqueued:lane
-//	head           hash: last id, turn of the lanes, number of messages in the backlog lane
+//	head           hash: last id, a count that decides from which lane the next message comes,
+//	               number of messages in the backlog lane
 //	wake           stream: gets an entry when a message becomes visible earlier than all other
 //	               messages; receivers wait for an entry
 //
@@ -144,7 +145,7 @@ if #due[1] > 0 then redis.call('HINCRBY', head, 'backlog', #due[1] / 2) end
 redis.call('HSET', head, 'id', string.format('%.0f', id))
 if soonest and (not before or soonest < before) then wake = wakeAll() end
 return wake`)
-	// Further ARGV: max, visibility in µs, share. Normally it returns the deliveries. If no
+	// Further ARGV: max, visibility in µs, BacklogShare. Normally it returns the deliveries. If no
 	// message is ready, it instead returns two values: the time until the next message
 	// becomes due, in µs (-1 if no message waits), and the id of the last entry of the
 	// stream.

@@ -67,7 +67,8 @@ func (p Spill) keys() []string {
 //     stored;
 //   - with code spill_not_durable if Redis neither fsyncs every write nor has a replica. No
 //     record is stored. Push also returns this code if no replica confirmed the records in
-//     time. In that case the records may be stored.
+//     time, or if Redis does not fsync every write any more. In these two cases the records
+//     may be stored.
 func (p Spill) Push(ctx context.Context, recs []engine.Spilled, limit int64) error {
 	if len(recs) == 0 {
 		return nil
