@@ -1,6 +1,7 @@
 // Package history answers which receiver got which notification. It finds one notification by its
 // id, every receiver of a request, and the notifications of a user, newest first. Store implements
-// Reader without a row per receiver. Remembered implements Reader with a history on a server.
+// Reader with files of its own, and stores no row per receiver. Remembered implements Reader with a
+// history on a server, such as Cassandra.
 //
 // # What is stored
 //
@@ -23,17 +24,18 @@
 //
 // A receiver's ordinal is its position in the segment. An index entry contains 16 bits of the hash
 // and 24 bits of ordinal. The highest bits of the hash select the slot in the directory, and the
-// entry contains the 16 bits after them. An entry has this size in every segment, with 130 chunks
-// of 8,000 receivers or a million chunks of one receiver. A hit is verified against its body. The
-// directory has one slot per 16 entries: 65,536 slots for a million receivers, one slot in a
-// segment of ten receivers.
+// entry contains the 16 bits after them. An entry has this size in every segment, whether the
+// segment has 130 chunks of 8,000 receivers or a million chunks of one receiver. Different users
+// can have the same bits, so a query compares each match in the index with the body. The directory
+// has one slot per 16 entries: 65,536 slots for a million receivers, one slot in a segment of ten
+// receivers.
 //
 // # Errors
 //
 // A damaged file is not changed, and Damaged reports it. A query that finds nothing, but may have
 // missed data in a damaged file, returns history_damaged instead of not found. After a failed sync
 // the content of the disk is unknown. So the Store stops writing, and Run returns an error.
-// Everything above Sealed is still in the log.
+// Everything above the offsets that Sealed returns is still in the log.
 //
 // # Where to start reading
 //
@@ -50,7 +52,7 @@
 //	chain                     1.8 ns
 //	body and checksum         0.7 ns
 //	sort at the seal          5.9 ns   on another goroutine than the appender
-//	write                    10-40 ns  more if the virtual machine uses memory pages for the first time
+//	write                    10-40 ns  higher while the virtual machine uses memory pages for the first time
 //
 // On disk a receiver takes 18.2 bytes, 13.2 of them in the body. A single with a short text takes
 // 134 bytes. In memory a receiver of the tail takes 12 bytes, and a sealed segment takes half a
