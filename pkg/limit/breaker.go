@@ -117,12 +117,13 @@ func (c BreakerConfig) validate() error {
 //	                                    ^                  └──one is not──┐
 //	                                    └─────────────────────────────────┘
 //
-// Probes pass in rounds, each of as many calls as BreakerConfig.Probes says. A probe with the
-// outcome Neutral decides nothing, and another call may replace it. If a probe is never answered
-// (its worker died), a new round begins after ProbeTimeout. So a lost answer cannot keep a
-// breaker open. Healthy answers also count in the next round, so that the breaker closes even
-// with low traffic. To close, a breaker needs as many healthy answers as BreakerConfig.Probes
-// says, without an unhealthy answer between them, in any number of rounds.
+// Probes pass in rounds. The first round has BreakerConfig.Probes calls, and each later round has
+// one call for each healthy answer that is still missing. A probe with the outcome Neutral decides
+// nothing, and another call may replace it. If a probe is never answered (its worker died), a new
+// round begins after ProbeTimeout. So a lost answer cannot keep a breaker open. Healthy answers
+// also count in the next round, so that the breaker closes even with low traffic. To close, a
+// breaker needs as many healthy answers as BreakerConfig.Probes says, without an unhealthy answer
+// between them, in any number of rounds.
 type Breaker struct {
 	cfg BreakerConfig
 
