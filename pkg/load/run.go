@@ -31,8 +31,8 @@ type Config struct {
 	Every     time.Duration // default 1 s; shorter than 100 ms has no effect
 	Timeout   time.Duration // timeout of one request; default 30 s
 	Calibrate time.Duration // length of the calibration before the run, for each step name; 0: no calibration
-	// Grace is how long a run may take after the user stopped it: the longest wait for open
-	// requests, and the longest drain. The default is 5 s.
+	// Grace bounds two waits after the user stopped the run: the wait for open requests, and the
+	// drain. Each takes at most Grace. The default is 5 s.
 	Grace time.Duration
 	// Server asks the server for figures about itself. The run calls it about once a second, and at
 	// the end once more with last set to true. nil: the server is not asked.
@@ -81,7 +81,7 @@ type Config struct {
 	Version, ServerName, Scale string // values for Environment and Source
 	Labels                     map[string]string
 	Embedded                   bool // notifyd runs in this process
-	Steerable                  bool // the methods Pause and Pace work; not for a segment, unless it is the run of an agent
+	Steerable                  bool // true: Pause and Pace have an effect; a run of one of several segments also needs Report
 
 	woke   func()        // for tests: stalls a worker after it waited for the due time
 	health func() Health // for tests
