@@ -5,13 +5,14 @@
 //
 // # What is stored
 //
-// The pump reads the log. It passes every record of the topics of first attempts to Store.Append,
-// in offset order for each log partition. The Store keeps original chunks. A derived chunk (retry,
-// deferral, replay) only advances the offset. Each log partition has one growing segment, the tail.
-// The tail's index is in memory, and its bodies are appended to a file. When the tail is full or
-// old enough, the Store seals the tail: it appends the index to the file, syncs the file, renames the
-// file, and then advances the sealed offset. The log may be trimmed below the sealed offset. After
-// a start, the Store deletes the unsealed files, and the pump reads the log again from Resume.
+// The pump, a goroutine of package app, reads the log. It passes every record of the topics of
+// first attempts to Store.Append, in offset order for each log partition. The Store keeps original
+// chunks. A derived chunk (retry, deferral, replay) only advances the offset. Each log partition
+// has one growing segment, the tail. The tail's index is in memory, and its bodies are appended to
+// a file. When the tail is full or old enough, the Store seals the tail: it appends the index to
+// the file, syncs the file, renames the file, and then advances the sealed offset. The log may be
+// trimmed below the sealed offset. After a start, the Store deletes the unsealed files, and the
+// pump reads the log again from the offsets that Resume returns.
 //
 //	header    8 bytes
 //	bodies    {length u32, crc32c u32, part u16, offset u64, envelope}...
@@ -68,8 +69,8 @@
 //	User, without notifications    0.08-0.12   0.19-1.5
 //	User, 10 from ten chunks       1.8-2.7     5.1-10
 //
-// Most of the time of a hit is spent on reading and checking the body of its chunk (110 KB), mainly
-// in notify.DecodeEnvelope.
+// A lookup that finds something spends most of its time on reading and checking the body of the
+// chunk (110 KB), mainly in notify.DecodeEnvelope.
 //
 // Directories are not cached. A search in a segment takes two or three preads of a few bytes, 1.5
 // us together. A cache would take 0.25 bytes per receiver.

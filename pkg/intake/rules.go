@@ -90,9 +90,9 @@ func newRules(cfg Config) rules {
 }
 
 // admit checks the terms of a request that is accepted at the time now (ms since 1970). The
-// parameter off contains the pairs of channel and category to refuse. For a resumed request
-// these are the pairs of its first acceptance, because some of its records may already be in
-// the log.
+// parameter off contains the pairs of channel and category to refuse. For a resumed batch these are
+// the pairs of its first acceptance, and for any other resumed request there are none, because some
+// of its records may already be in the log.
 //
 // If the result depends on a clock that is not reliable, admit returns the error of the clock gate
 // (notify.KindUnavailable). Otherwise a wrong clock could make a scheduled notification due at

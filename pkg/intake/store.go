@@ -117,7 +117,7 @@ func (p *storePlan) Store(ctx context.Context) (a request.Answer, final, touched
 	var failed failures
 	if len(p.timers) > 0 {
 		failed[classLater] = s.storeLater(ctx, p)
-		held = true // near timers may be in a wheel now, and the wheel keeps their payloads
+		held = true // timers that are due soon may be in a wheel now, and the wheel keeps their payloads
 	}
 	if len(p.recs) > 0 {
 		held = s.appendRecords(ctx, p, p.basis.Accepted, &failed) || held
@@ -272,7 +272,8 @@ const (
 )
 
 // isSpilling reports whether the spill buffer contains records. The parameter n is the number of
-// new records that must not overtake them. If it is 0, isSpilling returns false.
+// new records that must not overtake the records in the buffer. If n is 0, isSpilling returns
+// false.
 func (s *Service) isSpilling(ctx context.Context, n int) bool {
 	switch {
 	case s.stores.Spill == nil || n == 0:

@@ -15,7 +15,7 @@ import (
 // steps:
 //
 //	Enter    before the body is read: refuses a request that would wait too long
-//	Decode   waits for a processor to decode the body; one is left for single requests
+//	Decode   waits for a processor to decode the body; one processor is left for single requests
 //	Append   waits for room in the log, in bytes; Store does so for the timer store
 //
 // Decode, Append and Store each have a queue of waiting requests. Admission bounds the bytes in

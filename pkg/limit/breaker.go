@@ -50,7 +50,8 @@ func (s BreakerState) String() string { return [...]string{"closed", "open", "ha
 // Reason is why a breaker is not closed.
 type Reason uint8
 
-// The reasons. ReasonConfig pages the operator, because only a person can correct it.
+// The reasons. ReasonConfig needs an operator, because only a person can correct the credentials or
+// settings.
 const (
 	ReasonNone   Reason = iota
 	ReasonErrors        // too many errors

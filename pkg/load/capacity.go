@@ -77,8 +77,8 @@ func NewSearch(from, most, within, least float64) *Search {
 	return &Search{from: from, most: most, within: min(max(within, 0.001), 1), least: min(least, from), nextRate: from}
 }
 
-// Next returns the rate to try. The result confirm is true if the trial is the long trial. The result
-// done is true if the search has ended.
+// Next returns the rate to try. The result confirm is true if the trial is the long trial that
+// confirms the rate. The result done is true if the search has ended.
 func (s *Search) Next() (rate float64, confirm, done bool) { return s.nextRate, s.confirm, s.done }
 
 // Found returns the highest rate that was confirmed, and the reason why no higher rate was found.

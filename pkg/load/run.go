@@ -71,8 +71,9 @@ type Config struct {
 	Begin func(ctx context.Context, phase int, planned time.Time) (time.Time, error)
 
 	// Keys returns the Idempotency-Key of request n of a step. If Keys is nil, only requests of
-	// steps with the field Keys have keys. If Keys is not nil, a failed request is repeated until
-	// it has an answer or until Patience has passed. So the caller knows what the server stored.
+	// steps whose field Keys is true have keys. If Keys is not nil, a failed request is repeated
+	// until it has an answer or until Patience has passed. So the caller knows what the server
+	// stored.
 	Keys     func(n int64) string
 	Patience time.Duration // default 60 s
 	// Acked is called with every good answer. It may be nil.

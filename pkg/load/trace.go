@@ -31,7 +31,7 @@ type trace struct {
 
 // The largest trace that is accepted.
 const (
-	maxTrace    = 50_000_000 // a line takes 8 to 20 bytes
+	maxTrace    = 50_000_000 // lines; a line takes 8 to 20 bytes of memory
 	maxRequests = 1_000_000_000_000
 )
 

@@ -4,7 +4,8 @@
 // received too often to NAME-dead. Migrate creates the three queues. Start reading at
 // queue.go.
 //
-// SQS differs from the contract in these points. None of these differences causes harm:
+// SQS differs from the contract of engine.Queue in these points. None of these differences causes
+// harm:
 //
 //   - Delays and visibilities are rounded up to whole seconds. A message is never early. It
 //     may be a second late.
