@@ -10,11 +10,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Append adds records in offset order. If the Store already has a record, Append skips it, so the
-// caller may safely append a range again. When Append returns, queries find the records. But the
-// records are not durable here yet: until the offset that Sealed returns has passed a record,
-// only the log has a durable copy. If two full tails of the partition wait to be sealed, Append
-// waits.
+// Append adds records. The caller passes the records of a partition in the order of their offsets.
+// If the Store already has a record, Append skips it, so the caller may safely append a range
+// again. When Append returns, queries find the records. But the records are not durable here yet:
+// until the offset that Sealed returns has passed a record, only the log has a durable copy. If two
+// full tails of the partition wait to be sealed, Append waits.
 //
 // After an error the caller must append the same records again.
 func (s *Store) Append(ctx context.Context, recs ...Record) error {
@@ -31,8 +31,8 @@ func (s *Store) Append(ctx context.Context, recs ...Record) error {
 	return nil
 }
 
-// Advance tells the Store that it will get no more records of the partition below offset. The
-// pump calls it for offsets that have no record: the offsets before the first record of the log,
+// Advance tells the Store that it will get no more records of the partition below offset. The pump
+// calls Advance for offsets that have no record: the offsets before the first record of the log,
 // and the offsets of records that the log has lost.
 func (s *Store) Advance(tp Part, offset int64) {
 	p := s.partOf(tp)
@@ -75,9 +75,9 @@ func (s *Store) appendPart(ctx context.Context, p *partition, recs []Record) err
 	return nil
 }
 
-// addChunk indexes an original chunk. If its receivers cannot be decoded, it returns
-// notify.ErrCorrupt and changes nothing. It computes the hashes before it locks p.mu, so that
-// readers wait only while the entries are linked. The caller holds p.appendMu.
+// addChunk indexes an original chunk. If the receivers of the chunk cannot be decoded, addChunk
+// returns notify.ErrCorrupt and changes nothing. It computes the hashes before it locks p.mu, so
+// that readers wait only while the entries are linked. The caller holds p.appendMu.
 func (s *Store) addChunk(ctx context.Context, p *partition, r *Record, env *notify.Envelope) error {
 	hashes, first, last, err := hashColumn(p.hashes[:0], env.Receivers, env.Count)
 	p.hashes = hashes
@@ -213,8 +213,8 @@ func (s *Store) flush(p *partition, t *tail) error {
 	return nil
 }
 
-// freezeActive passes the active tail to the sealer. If maxFrozen tails of the partition wait to be
-// sealed, it waits. The caller holds appendMu.
+// freezeActive passes the active tail to the sealer. If maxFrozen tails of the partition already
+// wait to be sealed, freezeActive waits until one of them is sealed. The caller holds appendMu.
 func (s *Store) freezeActive(ctx context.Context, p *partition) error {
 	select {
 	case p.slots <- struct{}{}:

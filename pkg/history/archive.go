@@ -11,7 +11,7 @@ import (
 // Settled returns an offset for each partition. All records below it are in sealed segments whose
 // youngest record is older than cutoff (ms since 1970). Only merges still rewrite these records.
 func (s *Store) Settled(cutoff int64) map[Part]int64 {
-	out := s.Sealed() // before the view is acquired: a segment sealed in between is younger
+	out := s.Sealed() // before the view is acquired, so that the view has every segment below these offsets
 	v := s.acquireView()
 	defer v.release()
 	for _, seg := range v.segs {

@@ -134,7 +134,9 @@ func (s *Store) Copy(c notify.Chunk, digest uint64) (engine.Found, error) {
 	return engine.Found{}, s.notFoundError(c.Base, l.damaged)
 }
 
-// chunksInPart does the same as chunksOf, for one partition of the log.
+// chunksInPart returns the chunks of chunksOf, without those that are certainly in another
+// partition of the log. A merged segment with several partitions stores the partition of a chunk
+// only in the body, so chunksInPart does not remove the chunks of such a segment.
 func (s *Store) chunksInPart(of Part, base notify.Base, want func(*row) bool) (*lookup, []chunk) {
 	l, found := s.chunksOf(base, want)
 	kept := found[:0]

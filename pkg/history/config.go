@@ -35,8 +35,8 @@ type Config struct {
 	SegmentReceivers int `default:"1048576" min:"1" max:"4194304"`
 	// SegmentBytes is the total size of the bodies at which a tail is sealed.
 	SegmentBytes int64 `default:"64MiB" min:"1"`
-	// SegmentAge is the age at which a tail is sealed. So the log of a quiet system can be trimmed
-	// too.
+	// SegmentAge is the age at which a tail is sealed even if it is not full. Without this limit,
+	// the log of a quiet system could not be trimmed.
 	SegmentAge time.Duration `default:"5m" min:"0"`
 	// CacheBytes is how many bytes of the newest segments may stay in the page cache. For older
 	// segments, the Store tells the operating system that it may drop them. Without this limit,

@@ -1,16 +1,18 @@
 // Package history answers which receiver got which notification. It finds one notification by its
 // id, every receiver of a request, and the notifications of a user, newest first. Store implements
-// Reader without a row per receiver. Remembered implements Reader with a history on a server.
+// Reader with files of its own, and stores no row per receiver. Remembered implements Reader with a
+// history on a server, such as Cassandra.
 //
 // # What is stored
 //
-// The pump reads the log. It passes every record of the topics of first attempts to Store.Append,
-// in offset order for each log partition. The Store keeps original chunks. A derived chunk (retry,
-// deferral, replay) only advances the offset. Each log partition has one growing segment, the tail.
-// The tail's index is in memory, and its bodies are appended to a file. When the tail is full or
-// old enough, the Store seals the tail: it appends the index to the file, syncs the file, renames the
-// file, and then advances the sealed offset. The log may be trimmed below the sealed offset. After
-// a start, the Store deletes the unsealed files, and the pump reads the log again from Resume.
+// The pump, a goroutine of package app, reads the log. It passes every record of the topics of
+// first attempts to Store.Append, in offset order for each log partition. The Store keeps original
+// chunks. A derived chunk (retry, deferral, replay) only advances the offset. Each log partition
+// has one growing segment, the tail. The tail's index is in memory, and its bodies are appended to
+// a file. When the tail is full or old enough, the Store seals the tail: it appends the index to
+// the file, syncs the file, renames the file, and then advances the sealed offset. The log may be
+// trimmed below the sealed offset. After a start, the Store deletes the unsealed files, and the
+// pump reads the log again from the offsets that Resume returns.
 //
 //	header    8 bytes
 //	bodies    {length u32, crc32c u32, part u16, offset u64, envelope}...
@@ -23,17 +25,18 @@
 //
 // A receiver's ordinal is its position in the segment. An index entry contains 16 bits of the hash
 // and 24 bits of ordinal. The highest bits of the hash select the slot in the directory, and the
-// entry contains the 16 bits after them. An entry has this size in every segment, with 130 chunks
-// of 8,000 receivers or a million chunks of one receiver. A hit is verified against its body. The
-// directory has one slot per 16 entries: 65,536 slots for a million receivers, one slot in a
-// segment of ten receivers.
+// entry contains the 16 bits after them. An entry has this size in every segment, whether the
+// segment has 130 chunks of 8,000 receivers or a million chunks of one receiver. Different users
+// can have the same bits, so a query compares each match in the index with the body. The directory
+// has one slot per 16 entries: 65,536 slots for a million receivers, one slot in a segment of ten
+// receivers.
 //
 // # Errors
 //
 // A damaged file is not changed, and Damaged reports it. A query that finds nothing, but may have
 // missed data in a damaged file, returns history_damaged instead of not found. After a failed sync
 // the content of the disk is unknown. So the Store stops writing, and Run returns an error.
-// Everything above Sealed is still in the log.
+// Everything above the offsets that Sealed returns is still in the log.
 //
 // # Where to start reading
 //
@@ -50,7 +53,7 @@
 //	chain                     1.8 ns
 //	body and checksum         0.7 ns
 //	sort at the seal          5.9 ns   on another goroutine than the appender
-//	write                    10-40 ns  more if the virtual machine uses memory pages for the first time
+//	write                    10-40 ns  higher while the virtual machine uses memory pages for the first time
 //
 // On disk a receiver takes 18.2 bytes, 13.2 of them in the body. A single with a short text takes
 // 134 bytes. In memory a receiver of the tail takes 12 bytes, and a sealed segment takes half a
@@ -66,8 +69,8 @@
 //	User, without notifications    0.08-0.12   0.19-1.5
 //	User, 10 from ten chunks       1.8-2.7     5.1-10
 //
-// Most of the time of a hit is spent on reading and checking the body of its chunk (110 KB), mainly
-// in notify.DecodeEnvelope.
+// A lookup that finds something spends most of its time on reading and checking the body of the
+// chunk (110 KB), mainly in notify.DecodeEnvelope.
 //
 // Directories are not cached. A search in a segment takes two or three preads of a few bytes, 1.5
 // us together. A cache would take 0.25 bytes per receiver.

@@ -18,7 +18,7 @@ type lookup struct {
 	s       *Store
 	view    *segmentView
 	held    []*blob // files of the tails that the query reads; kept open until the lookup is released
-	damaged error   // the first damage found; a notification that was not found may be there
+	damaged error   // the first damage found; a notification that was not found may be in the damaged part
 	buf     []byte
 	ords    []uint32
 }
@@ -214,9 +214,9 @@ func (s *Store) notFoundError(base notify.Base, damaged error) error {
 }
 
 // Each implements Reader. It first waits until the Store has the records up to the offsets of
-// Config.Barrier, because an incomplete list would be a wrong answer. It passes the chunks to fn
-// in the order of their first request index. After fn returns, the Found is reused, but fn may
-// keep the slices in it.
+// Config.Barrier, because an incomplete list would be a wrong answer. It calls fn with the
+// receivers of one chunk after the other, and takes the chunks in the order of their first request
+// index. After fn returns, the Found is reused, but fn may keep the slices in it.
 func (s *Store) Each(ctx context.Context, base notify.Base, fn func(*engine.Found) error) error {
 	if err := s.awaitLog(ctx); err != nil {
 		return err

@@ -39,8 +39,9 @@ type File interface {
 	Forget()
 }
 
-// blob is a file with a reference count. The tail that writes the file, the views that list it, and
-// their readers each have a reference. When the last reference is released, the file is closed.
+// blob is a file with a reference count. These have a reference each: the tail or merger that
+// writes the file, the views that list the file, the queries that read the tail, and
+// cachedSegments. When the last reference is released, the file is closed.
 type blob struct {
 	File
 	name string // within the folder; used in reports of damage

@@ -122,9 +122,10 @@ func dirBits(n int) int { return min(max(bits.Len(uint(n/bucketSize))-1, 0), max
 func indexSize(n, dirBits int) int64 { return 4*(1<<dirBits+1) + int64(n)*entrySize }
 
 // appendIndex appends the sorted index of hashes. A hash's position in the slice is its ordinal.
-// The index begins with a directory of 2^dirBits+1 counts, one for each value of the hash's top
-// bits. Then each entry has the next 16 bits of its hash and its ordinal. Entries of one slot are
-// in the order of their ordinals.
+// The index begins with a directory of 2^dirBits+1 numbers. For each value of the hash's top bits,
+// the directory has the number of entries before the first entry with this value; the last number
+// counts all entries. Then each entry has the next 16 bits of its hash and its ordinal. Entries of
+// one slot are in the order of their ordinals.
 //
 // appendIndex sorts by the first byte of the hash, and then sorts each group by the other directory
 // bits. Both steps stay in the first-level caches. Sorting a million entries in one step missed the

@@ -80,8 +80,8 @@ func (s *Store) expireNow(ctx context.Context) error {
 	return s.expire(now)
 }
 
-// expire removes segments if the retention of their youngest record is over. It first stores
-// the sealed offsets, because the remaining segments may not contain these offsets.
+// expire removes the segments for which the method expired returns true. It first stores the sealed
+// offsets, because the remaining segments may not contain these offsets.
 func (s *Store) expire(now time.Time) error {
 	s.changeMu.Lock()
 	defer s.changeMu.Unlock()
@@ -123,8 +123,9 @@ func (s *Store) removeSegments(segs []*segment) error {
 // sizeTier returns the size class of a segment.
 func sizeTier(size int64) int { return (bits.Len64(uint64(size/mergeTier0)) + 2) / 3 }
 
-// pickMerge returns MergeCount segments of one tier, the oldest segments first, or nil. Their times
-// must be close to each other, because a merged segment is kept until its youngest record expires.
+// pickMerge returns MergeCount segments of one tier, the oldest segments first, or nil. The times
+// of these segments are close to each other, because a merged segment is kept until its youngest
+// record expires.
 func (s *Store) pickMerge(segs []*segment) []*segment {
 	span := max(s.cfg.Retention/16, 2*time.Duration(s.cfg.MergeCount)*s.cfg.SegmentAge).Milliseconds()
 	tiers := map[int][]*segment{}

@@ -14,9 +14,9 @@ import (
 
 const offsetsName = "OFFSETS"
 
-// offsetsFile stores sealed offsets that are in no segment's meta. They belong to partitions
-// without chunks, or to segments that were removed after their retention. Each write replaces the
-// whole file.
+// offsetsFile stores the sealed offsets of all partitions. The file is needed for offsets that are
+// in no segment's meta: those of partitions without chunks, and those of segments that were removed
+// after their retention. Each write replaces the whole file.
 type offsetsFile struct {
 	fs  FS
 	dir string

@@ -16,15 +16,15 @@ import (
 // committed.
 const WritersGroup = "history-writers"
 
-// rememberedWait is how long a read waits at most for the history to contain the whole log.
+// rememberedWait is the longest time that a read waits until the history contains the whole log.
 const rememberedWait = 5 * time.Second
 
-// Reader answers which receiver got which notification. It reads the log's content and the sealed
-// segments. It has no states of notifications.
+// Reader answers which receiver got which notification. It does not know the states of
+// notifications.
 type Reader interface {
 	// Find returns the receiver with this id. It returns notify.KindNotFound if there is no such
-	// receiver, and notify.KindGone if its retention has passed. It finds every id that was
-	// returned with status 201 before the call.
+	// receiver, and notify.KindGone if the retention of the receiver has passed. Find finds every
+	// id that was returned with status 201 before the call.
 	Find(ctx context.Context, id notify.ID) (engine.Found, error)
 	// Each calls fn with every receiver of a request, in index order within each chunk. It stops
 	// at the first error of fn and returns it.
@@ -34,7 +34,7 @@ type Reader interface {
 	User(ctx context.Context, q engine.HistoryQuery) ([]engine.Found, engine.HistoryCursor, error)
 }
 
-// Historian is a history on a server that a Writer fills.
+// Historian is a history on a server, such as Cassandra. A Writer fills it.
 type Historian interface {
 	Reader
 	// Append stores the original chunks among the given records, in the order of their offsets.
@@ -86,8 +86,9 @@ type LogAdmin interface {
 	OffsetsSince(ctx context.Context, at time.Time, topics ...string) (map[log.TopicPartition]int64, error)
 }
 
-// Remembered is a history on a server. A read first waits until the history contains all records
-// that were in the log when the read began.
+// Remembered is a history on a server. The methods of Reader wait until the history contains all
+// records that are in the log at the time of the call: Each always waits, User waits only for the
+// first page, and Find waits only if it has found nothing.
 type Remembered struct {
 	Historian
 	Admin     LogAdmin

@@ -12,13 +12,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// frozenTail is a full tail that waits for the sealer.
+// frozenTail is a tail that is full or old enough, and waits for the sealer.
 type frozenTail struct {
 	part *partition
 	tail *tail
 }
 
-// sealQueue contains full tails, first in, first out. At most maxFrozen of them belong to the
+// sealQueue contains frozen tails, first in, first out. At most maxFrozen of them belong to the
 // same partition.
 type sealQueue struct {
 	mu    sync.Mutex
@@ -219,8 +219,8 @@ type cachedSegment struct {
 // segment is an open file.
 const maxCachedSegments = 64
 
-// add adds the newest segment. If the segments then have more than maxBytes bytes, it removes the
-// oldest of them.
+// add adds the newest segment. Then it removes the oldest segments until at most maxCachedSegments
+// segments with at most maxBytes bytes together are left.
 func (c *cachedSegments) add(b *blob, size, maxBytes int64) {
 	b.hold()
 	c.mu.Lock()

@@ -22,8 +22,8 @@ type segment struct {
 	maxBase  notify.Base
 	users    sortedIndex
 	bases    sortedIndex
-	replaced bool        // a merged segment contains this segment; the next start removes the file
-	bad      atomic.Bool // found damaged; it is not merged
+	replaced bool        // a merged segment contains this segment, so load removes the file
+	bad      atomic.Bool // damage was found in the segment, so it is not merged
 }
 
 func openSegment(fs FS, dir, name string) (*segment, error) {
@@ -53,7 +53,7 @@ func openSegment(fs FS, dir, name string) (*segment, error) {
 	return seg, nil
 }
 
-// newSegment makes a segment of the file b. It takes over the caller's reference to b.
+// newSegment makes a segment of the file b. It adds no reference to b.
 func newSegment(b *blob, m *segmentMeta, size int64) (*segment, error) {
 	s := &segment{
 		blob: b, size: size, meta: m,

@@ -187,8 +187,8 @@ func (s *Store) reportDamage(file string, err error) {
 	}
 }
 
-// CodeRecordLost is the code of the notify.KindGone error for a notification that may be lost. It
-// may be in one of the records that the log lost (Store.Lost).
+// CodeRecordLost is the code of the notify.KindGone error for a notification that was not found and
+// may have been in one of the records that the log lost (Store.Lost).
 const CodeRecordLost = "record_lost"
 
 // lostTime is a period, in ms since 1970. The log lost records of that period before they were
@@ -370,8 +370,8 @@ func (s *Store) addPart(tp Part, sealed int64) *partition {
 	return p
 }
 
-// unavailable wraps an error of the file system as notify.KindUnavailable. It returns other notify
-// errors and cancellation unchanged.
+// unavailable wraps an error of the file system as notify.KindUnavailable. It returns a
+// *notify.Error and a cancellation unchanged.
 func unavailable(err error) error {
 	if err == nil {
 		return nil

@@ -11,8 +11,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// maxFrozen is how many full tails of a partition may wait for the sealer. If there are more,
-// Append waits.
+// maxFrozen is how many frozen tails of a partition may wait for the sealer. Before Append freezes
+// one more, it waits.
 const maxFrozen = 2
 
 // partition is one partition of the log, with its tails.
@@ -26,7 +26,7 @@ type partition struct {
 
 	mu       sync.RWMutex // guards the fields below and the tails
 	active   *tail        // nil: no chunk since the last tail was frozen
-	frozen   []*tail      // full, oldest first; replaced, never changed in place
+	frozen   []*tail      // tails that wait for the sealer, oldest first; the slice is replaced, never changed in place
 	sealedTo int64        // the log may be trimmed below this offset
 }
 

@@ -189,9 +189,9 @@ func (w *userWalk) resolve(group []chunk, q engine.HistoryQuery) []engine.Found 
 	return fs[:n]
 }
 
-// receiverAt returns the receiver at a position of a column that was already checked. It does
-// not decode the receivers before that position: skipping them is most of the CPU time of a
-// query after the body was read.
+// receiverAt returns the receiver at a position of a column that was already checked. It skips most
+// receivers before that position without decoding them, because this skipping takes most of the CPU
+// time of a query after the body was read.
 func receiverAt(column []byte, pos uint32) (r notify.Receiver, ok bool) {
 	index := uint64(0)
 	for n := uint32(0); n < pos; n++ {

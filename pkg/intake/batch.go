@@ -15,13 +15,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Batch answers POST /v1/notifications:batch with status 200 and one result per item, in order.
-// A bad item does not fail the other items. Batch refuses the whole body only if the items
-// cannot be separated.
+// Batch answers POST /v1/notifications:batch with status 200 and one result per item, in order. A
+// bad item does not fail the other items. Batch refuses the whole body if the items cannot be
+// separated, or if there are no items or too many.
 //
-// While the log is down, items of otp and alert are accepted into the spill buffer, and the
-// results of all other items are errors. Such an answer is not stored with the Idempotency-Key.
-// So a repeat of the request tries the failed items again.
+// While the log is down, items of otp and alert that are due now are accepted into the spill
+// buffer, and the results of all other items that are due now are errors. An answer with such
+// errors is not stored with the Idempotency-Key. So a repeat of the request tries the failed items
+// again.
 func (s *Service) Batch(ctx context.Context, m request.Meta, body []byte) (a request.Answer, err error) {
 	end := s.cfg.Events.beginRequest(m, len(body))
 	defer func() { end(err) }()
@@ -57,8 +58,8 @@ func (s *Service) Batch(ctx context.Context, m request.Meta, body []byte) (a req
 		}
 		b.plan = &storePlan{s: s, m: &m, basis: l, block: s.partitionsSum(l.Base), parts: uint16(b.refusedSwitches | frozenSwitches)}
 		if l.Resumed && l.Block != b.plan.block {
-			// With other numbers of partitions the same records cannot be made again. So return
-			// an error, because otherwise items could be sent twice.
+			// The numbers of partitions have changed since the first request, so the same records
+			// cannot be made again. Return an error, because other records could send items twice.
 			return nil, &notify.Error{Kind: notify.KindConflict, Code: "layout_changed", Field: "Idempotency-Key", Msg: "the partitions of the log have changed since this request was first sent, and some of its items may have been accepted; check the items before you send the request with another key"}
 		}
 		b.ids = l.Base.Items()

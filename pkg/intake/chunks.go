@@ -215,7 +215,7 @@ func (f *splitter) fittingBlock(room int) uint32 {
 		levels = append(levels, level{shift: uint(shift)})
 	}
 	for _, c := range f.chunks {
-		for i := range levels { // smaller blocks lie within the larger blocks
+		for i := range levels { // each smaller block lies within one block of f, so its first chunk begins here
 			levels[i].size = 0
 		}
 		column := f.cols[c.partition].buf[c.start:c.end]

@@ -120,8 +120,9 @@ func tooDeep(field string) error {
 }
 
 // The protobuf bodies of envelope.proto are decoded by hand, as strictly as JSON. The decoder
-// refuses unknown fields, repeated singular fields and invalid UTF-8; generated code would skip,
-// overwrite or copy them. It needs no allocation for a field.
+// refuses unknown fields, repeated singular fields and invalid UTF-8. Generated code would, for
+// example, skip an unknown field, and let a repeated field overwrite the earlier one. The decoder
+// needs no allocation for a field.
 
 // protoField is one field of a protobuf message: its name, and the variable for its value. One of
 // the three pointers is set.

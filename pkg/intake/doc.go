@@ -11,9 +11,9 @@
 //     the spill buffer (store.go);
 //  4. finish the reservation and answer.
 //
-// A crash between two steps leaves nothing or a reservation, and perhaps records. A repeat with
-// that reservation writes exactly the same records. The worker recognizes the second copy of a
-// record by its chunk and drops it.
+// A crash between two steps may leave a reservation, and some or all of the records. A repeat that
+// finds the reservation writes exactly the same records. So the worker recognizes the second copy
+// of a record by its chunk and drops it.
 //
 // Start reading at Service.Single in single.go, then storePlan.Store in store.go. Batches are
 // in batch.go, fan-outs in fanout.go and chunks.go, the strict JSON scanner in scan.go.

@@ -90,14 +90,14 @@ func newRules(cfg Config) rules {
 }
 
 // admit checks the terms of a request that is accepted at the time now (ms since 1970). The
-// parameter off contains the pairs of channel and category to refuse. For a resumed request
-// these are the pairs of its first acceptance, because some of its records may already be in
-// the log.
+// parameter off contains the pairs of channel and category to refuse. For a resumed batch these are
+// the pairs of its first acceptance, and for any other resumed request there are none, because some
+// of its records may already be in the log.
 //
-// If the result depends on a clock that is not reliable, admit returns the error of the clock
-// gate (notify.KindUnavailable). Otherwise a wrong clock could make a later notification due at
-// once, or make admit refuse a notification that another process would accept. For a
-// notification that is due now and expires later, admit does not check the clock.
+// If the result depends on a clock that is not reliable, admit returns the error of the clock gate
+// (notify.KindUnavailable). Otherwise a wrong clock could make a scheduled notification due at
+// once, or make admit refuse a notification that another process would accept. admit does not check
+// the clock if the notification is not scheduled and has not expired by this clock.
 func (r *rules) admit(t *terms, now int64, off switches) error {
 	if t.scheduled != 0 || t.expires != 0 && t.expires <= now {
 		if err := checkGate(r.clock); err != nil {

@@ -27,8 +27,9 @@ type Log interface {
 	Append(ctx context.Context, recs []log.Record) error
 }
 
-// Gate returns an error while the log cannot accept records, because it has reached its maximum
-// size, or its volume is full or broken.
+// Gate returns an error while something that intake needs cannot be used. For example, the log
+// cannot accept records while it has reached its maximum size, or while its volume is full or
+// broken.
 type Gate interface {
 	Err() error
 }
@@ -57,8 +58,8 @@ type Stores struct {
 	// Partitions returns the number of partitions of a topic over which the request with this base
 	// is spread: 1 to 65535, or 0 if the number is not known. It is required. The number may grow.
 	// The chunks of fan-outs are appended to partitions chosen with this number. For keyed records
-	// the log chooses the partition when the records are appended; only the ids of the records use
-	// this number.
+	// the log chooses the partition when the records are appended, and this number decides only the
+	// field Chunk.Partition of their envelopes.
 	Partitions func(topic string, base notify.Base) int
 	Idem       request.Idem // required
 	Campaigns  Campaigns    // required
@@ -76,18 +77,19 @@ type Stores struct {
 // Config contains the limits and rules of intake. The zero value is ready to use.
 type Config struct {
 	// MaxRecord is the largest size of a record value, in bytes. Default 983,040. It must be at
-	// least 524,288, so that one receiver always fits. The broker's max.message.bytes must be
-	// larger.
+	// least 524,288, so that one receiver always fits. With Kafka, the setting max.message.bytes of
+	// the brokers must be larger.
 	MaxRecord int `default:"983040" min:"524288"`
 	// MaxBatch is the largest number of items in a batch.
 	MaxBatch int `default:"1000" min:"1"`
-	// MaxRejected is how many refused receivers the answer of a fan-out lists at most. The answer
-	// counts all refused receivers.
+	// MaxRejected is the largest number of refused receivers that the answer of a fan-out lists.
+	// The answer counts all refused receivers.
 	MaxRejected int `default:"10000" min:"1"`
 	// BlockReceivers is how many receivers a chunk should contain. A block has this many receivers
 	// for each partition, rounded up to a power of two.
 	BlockReceivers int `default:"8192" min:"1"`
-	// Refuse lists, by channel, the categories that are not admitted. Default: no categories.
+	// Refuse contains, for each channel, the categories that are not admitted. Default: no
+	// categories.
 	Refuse map[notify.Channel][]notify.Category
 	// SMS lists the categories that may be sent by SMS. Default: otp and alert.
 	SMS []notify.Category
@@ -101,7 +103,7 @@ type Config struct {
 	// Lease is how long a request may work on a reserved idempotency key before a repeat takes over
 	// the key.
 	Lease time.Duration `default:"30s" min:"1s"`
-	// Keep is how long an idempotency key is stored at least.
+	// Keep is the shortest time for which an idempotency key is stored.
 	Keep time.Duration `default:"24h"`
 	// Grace is how long the idempotency key of a scheduled request is stored after the fire time.
 	Grace time.Duration `default:"1h" min:"0"`

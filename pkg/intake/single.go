@@ -95,7 +95,7 @@ func (s *Service) admitNote(n *note, m *request.Meta, now int64, off switches) e
 		return err
 	}
 	if c := &n.content; !mayNeed(c.Body) && !mayNeed(c.Title) && !mayNeed(c.HTML) {
-		return nil // true for most texts; the full check took 2% of a batch
+		return nil // most texts use no variables; without this return the full check took 2% of a batch's time
 	}
 	var needs textVariables
 	if needs.readTexts(n.channel, &n.content); len(needs.order) == 0 {

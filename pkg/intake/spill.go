@@ -14,8 +14,8 @@ type Spill interface {
 	Push(ctx context.Context, recs []engine.Spilled, limit int64) error
 	// Peek returns the oldest records, at most max.
 	Peek(ctx context.Context, max int) ([]engine.Spilled, error)
-	// Drop removes the records up to the sequence number seq. The caller drops records after they
-	// are in the log.
+	// Drop removes the records up to and including the sequence number seq. The caller drops
+	// records after they are in the log.
 	Drop(ctx context.Context, seq uint64) error
 	// Stats returns the number of records and bytes in the buffer, and the accept time of the
 	// oldest record in ms since 1970 (0 if the buffer is empty).

@@ -117,7 +117,7 @@ func (p *storePlan) Store(ctx context.Context) (a request.Answer, final, touched
 	var failed failures
 	if len(p.timers) > 0 {
 		failed[classLater] = s.storeLater(ctx, p)
-		held = true // near timers may be in a wheel now, and the wheel keeps their payloads
+		held = true // timers that are due soon may be in a wheel now, and the wheel keeps their payloads
 	}
 	if len(p.recs) > 0 {
 		held = s.appendRecords(ctx, p, p.basis.Accepted, &failed) || held
@@ -143,8 +143,8 @@ var errDraining = &notify.Error{
 
 // checkPartitionsRaised returns errPartitionsRaised if some users of the fan-out now belong to
 // another partition. Their next messages would be appended to the new partition and could overtake
-// the fan-out. A resumed request is not checked: it keeps the number of partitions of its first
-// request, because some of its records may be stored.
+// the fan-out. A resumed request is not checked: it keeps the number of partitions that its
+// reservation contains, because some of its records may be stored.
 func (p *storePlan) checkPartitionsRaised() error {
 	if p.fanoutTopic == "" || p.basis.Resumed {
 		return nil
@@ -218,7 +218,7 @@ func (s *Service) appendRecords(ctx context.Context, p *storePlan, at int64, fai
 }
 
 // gateOf returns the gate for the records of p. When the log is nearly full, the gate for bulk
-// records closes first. So the last free space stays for other records.
+// records closes first. So the last free space is left for other records.
 func (s *Service) gateOf(p *storePlan) Gate {
 	if s.stores.BulkGate != nil && !slices.ContainsFunc(p.classes, func(c storeClass) bool { return c != classBulk }) {
 		return s.stores.BulkGate
@@ -226,7 +226,7 @@ func (s *Service) gateOf(p *storePlan) Gate {
 	return s.stores.Gate
 }
 
-// appendBulk waits for a turn in the Admission and then appends these bulk records.
+// appendBulk waits for a turn in the Admission and then appends bulk records.
 func (s *Service) appendBulk(ctx context.Context, recs []log.Record) error {
 	size := int64(0)
 	for i := range recs {
@@ -272,7 +272,8 @@ const (
 )
 
 // isSpilling reports whether the spill buffer contains records. The parameter n is the number of
-// new records that must not overtake them. If it is 0, isSpilling returns false.
+// new records that must not overtake the records in the buffer. If n is 0, isSpilling returns
+// false.
 func (s *Service) isSpilling(ctx context.Context, n int) bool {
 	switch {
 	case s.stores.Spill == nil || n == 0:

@@ -35,10 +35,11 @@ func (a Account) validate() error {
 
 // account is the running state of an Account. The lock of its Pool guards it.
 //
-// Bulk messages use tokens of two buckets: the bulk bucket, refilled at share*rate, and the total
-// bucket. Fast messages use only the total bucket. So in any t seconds the bulk lane uses at most
-// share*(burst + rate*t) tokens, and all other tokens are always free for the fast lane. If each
-// lane sends no more than its share, neither lane waits for the other.
+// Bulk messages use tokens of two buckets: the bulk bucket, refilled at share*rate (share is
+// PoolConfig.BulkShare), and the total bucket. Fast messages use only the total bucket. So in any t
+// seconds the bulk lane uses at most share*(burst + rate*t) tokens, and all other tokens are always
+// free for the fast lane. If each lane sends no more than its share, neither lane waits for the
+// other.
 type account struct {
 	name    string
 	total   tokens
@@ -98,7 +99,7 @@ func (a *account) setRate(now time.Time, rate float64, burst int, share float64)
 }
 
 // block blocks the account until the given time. Both buckets are empty when the block ends.
-// Otherwise the bulk lane could use saved tokens for which the fast lane waits.
+// Otherwise the bulk lane could at once use saved tokens for which the fast lane waits.
 func (a *account) block(now, until time.Time) {
 	if !until.After(a.blocked) {
 		return

@@ -15,7 +15,7 @@ import (
 // steps:
 //
 //	Enter    before the body is read: refuses a request that would wait too long
-//	Decode   waits for a processor to decode the body; one is left for single requests
+//	Decode   waits for a processor to decode the body; one processor is left for single requests
 //	Append   waits for room in the log, in bytes; Store does so for the timer store
 //
 // Decode, Append and Store each have a queue of waiting requests. Admission bounds the bytes in
@@ -34,7 +34,7 @@ import (
 type Admission struct {
 	cfg AdmissionConfig
 
-	lastSingle atomic.Int64 // when the last single request arrived, ns since 1970
+	lastSingle atomic.Int64 // when the last single request of the fast lane arrived, ns since 1970
 
 	mu            sync.Mutex
 	decode        admissionLine
@@ -111,8 +111,8 @@ func NewAdmission(cfg AdmissionConfig) *Admission {
 	return a
 }
 
-// Single records that a single request arrived. While large requests are refused, it also refuses
-// single requests of the bulk lane, with the error of Enter.
+// Single records that a single request of the fast lane arrived. While large requests are refused,
+// Single also refuses single requests of the bulk lane, with the error of Enter.
 func (a *Admission) Single(cat notify.Category) error {
 	if a == nil {
 		return nil
@@ -142,8 +142,8 @@ type Admitted struct {
 // Enter admits a request with a body of this many bytes. A negative number means that the size is
 // not known. If the expected wait is too long, Enter refuses the request with
 // notify.KindUnavailable, error code "overloaded". But it admits the request in spite of the wait
-// if the function urgent returns true. Enter calls this function only before a refusal; it may be
-// nil. The caller must call Leave on the result.
+// if the function urgent returns true. Enter calls urgent only if it would refuse the request
+// otherwise. urgent may be nil. The caller must call Leave on the result.
 func (a *Admission) Enter(bytes int64, urgent func() bool) (*Admitted, error) {
 	if a == nil {
 		return nil, nil
@@ -441,7 +441,7 @@ func (a *Admission) acquire(ctx context.Context, l *admissionLine, cat notify.Ca
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	select {
-	case <-w.Value.turn: // the method grant closed this channel before the timer or ctx ended
+	case <-w.Value.turn: // the method grant closed this channel before acquire locked mu
 		return nil
 	default:
 	}

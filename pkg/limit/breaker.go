@@ -50,7 +50,8 @@ func (s BreakerState) String() string { return [...]string{"closed", "open", "ha
 // Reason is why a breaker is not closed.
 type Reason uint8
 
-// The reasons. ReasonConfig pages the operator, because only a person can correct it.
+// The reasons. ReasonConfig needs an operator, because only a person can correct the credentials or
+// settings.
 const (
 	ReasonNone   Reason = iota
 	ReasonErrors        // too many errors
@@ -117,12 +118,13 @@ func (c BreakerConfig) validate() error {
 //	                                    ^                  └──one is not──┐
 //	                                    └─────────────────────────────────┘
 //
-// Probes pass in rounds, each of as many calls as BreakerConfig.Probes says. A probe with the
-// outcome Neutral decides nothing, and another call may replace it. If a probe is never answered
-// (its worker died), a new round begins after ProbeTimeout. So a lost answer cannot keep a
-// breaker open. Healthy answers also count in the next round, so that the breaker closes even
-// with low traffic. To close, a breaker needs as many healthy answers as BreakerConfig.Probes
-// says, without an unhealthy answer between them, in any number of rounds.
+// Probes pass in rounds. The first round has BreakerConfig.Probes calls, and each later round has
+// one call for each healthy answer that is still missing. A probe with the outcome Neutral decides
+// nothing, and another call may replace it. If a probe is never answered (its worker died), a new
+// round begins after ProbeTimeout. So a lost answer cannot keep a breaker open. Healthy answers
+// also count in the next round, so that the breaker closes even with low traffic. To close, a
+// breaker needs as many healthy answers as BreakerConfig.Probes says, without an unhealthy answer
+// between them, in any number of rounds.
 type Breaker struct {
 	cfg BreakerConfig
 

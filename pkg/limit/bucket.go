@@ -19,7 +19,7 @@ type tokens struct {
 	rate, burst float64
 	level       float64
 	levelAsOf   time.Time // the time for which level is computed
-	penaltyEnd  time.Time // end of the penalty; levelAsOf is not before it
+	penaltyEnd  time.Time // the bucket gives no tokens before this time, see penalize; levelAsOf is not before it
 }
 
 // slack absorbs the rounding of float64. Without this margin, a caller that waited exactly the

@@ -4,8 +4,8 @@
 // The token buckets, Breaker, Pool and Backoff have no clock, no goroutine and no source of
 // randomness: the caller passes the current time and a random function. Shared and Admission read
 // the clock themselves. The current time that callers pass should only grow. If a caller passes an
-// earlier time than before, the latest time counts. Breaker and Pool are safe for concurrent use,
-// and they lock nothing while they call other code.
+// earlier time than before, the latest time counts. Breaker and Pool are safe for concurrent use.
+// Pool holds no lock while it calls PoolConfig.Blocks.
 //
 // Start reading at Pool.Pick in pool.go. Pick checks an account's buckets (account.go, bucket.go)
 // and its breaker (breaker.go, window.go). Shared (shared.go) calls the buckets that several

@@ -154,10 +154,10 @@ func (p *Pool) Return(now time.Time, account string, lane Lane, n int) {
 	}
 }
 
-// Take reserves one message of an account for the fast lane, whatever the state of its breaker.
-// It is for a test by an operator. The outcome of such a test is not reported to the breaker. If
-// the account is blocked or out of tokens, the result ok is false and retryAt is the time at
-// which to try again.
+// Take reserves one message of an account for the fast lane, whatever the state of the account's
+// breaker. Take is for a test by an operator. The outcome of such a test is not reported to the
+// breaker. If the account is blocked or out of tokens, the result ok is false and retryAt is the
+// time at which to try again.
 func (p *Pool) Take(now time.Time, account string) (ok bool, retryAt time.Time) {
 	a := p.find(account)
 	if a == nil {
@@ -174,9 +174,9 @@ func (p *Pool) Take(now time.Time, account string) (ok bool, retryAt time.Time) 
 	return ok, retryAt
 }
 
-// Ready returns true if an account is not blocked and its breaker is not open. It does not check
-// the tokens. If no account is ready, the result earliest is the first time at which an account
-// may be ready. A lane stops reading while none of its pools is ready.
+// Ready returns true if at least one account is not blocked and its breaker is not open. It does
+// not check the tokens. If no account is ready, the result earliest is the first time at which an
+// account may be ready. A lane stops reading while none of its pools is ready.
 func (p *Pool) Ready(now time.Time) (ok bool, earliest time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -19,7 +19,7 @@ type Limits interface {
 // SharedConfig configures a Shared. The zero value means the defaults.
 type SharedConfig struct {
 	Timeout time.Duration // time limit of one call to Limits; default 100 ms
-	Retry   time.Duration // after a failed call, how long no call is made; default 1 s
+	Retry   time.Duration // how long no call is made after a failed call; default 1 s
 }
 
 // Shared calls the Limits that several processes share. While the Limits fail or do not answer in
@@ -94,9 +94,9 @@ func (s *Shared) Block(ctx context.Context, account string, until time.Time) err
 	return s.callShared(ctx, time.Now(), func(ctx context.Context) error { return s.limits.Block(ctx, account, until) })
 }
 
-// Blocked returns, for each account, the time at which its block ends, whichever process blocked the
-// account. While calls are paused, it returns zero times. The blocks that this process already has
-// stay in force.
+// Blocked returns, for each account, the time at which its block ends, no matter which process
+// blocked the account. While calls are paused, it returns zero times. The blocks that this process
+// already has stay in force.
 func (s *Shared) Blocked(ctx context.Context, accounts []string) (ends []time.Time, err error) {
 	now := time.Now()
 	if s.resting(now) {

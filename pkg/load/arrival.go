@@ -285,9 +285,9 @@ func (w *sineWave) countDue(t time.Duration) int64 { return dueBy(w, t, w.countA
 // Its gaps are random numbers, exponential with the mean 1. Request i is due when countAt of the
 // intensity reaches the sum of the first i+1 gaps.
 //
-// Each gap depends only on the seed and the number of the gap. gapSums stores the sum before every
-// request whose number is a multiple of gapSumEvery. So dueTime needs few additions for any
-// request.
+// Each gap depends only on the seed and the number of the gap. gapSums stores the sum of the gaps
+// before every request whose number is a multiple of gapSumEvery. So dueTime needs few additions
+// for any request.
 type poissonArrival struct {
 	rate intensity
 	seed uint64

@@ -115,9 +115,10 @@ func addEvidence(c *coordinator, all *window, workers float64, length time.Durat
 }
 
 // generatorShare returns how much of the generator's speed the running steps need. The result share
-// is the sum of intended rate / calibrated rate over these steps. The result rate is the highest
-// rate that the generator can send with this mixture of steps: at this rate the share is 1. Both
-// results are 0 if no running step has a calibrated rate.
+// is the sum of intended rate / calibrated rate over these steps. A closed loop has no schedule, so
+// its acknowledged rate counts instead of its intended rate. The result rate is the highest rate
+// that the generator can send with this mixture of steps: at this rate the share is 1. Both results
+// are 0 if no running step has a calibrated rate.
 func generatorShare(c *coordinator, all *window) (rate, share float64) {
 	sum := 0.0
 	for _, s := range c.run.steps {

@@ -13,9 +13,10 @@ import (
 
 // Search finds the highest rate that holds. A rate holds if a trial with this rate meets all
 // conditions of the objective. Search doubles the rate until a rate does not hold. Then it halves
-// the interval between the two rates until it is small. At last it confirms the result with a
-// longer trial. Search itself runs nothing: call Next to get the rate of the next trial, and Tell
-// to report the outcome. Repeat both calls until Next returns done.
+// the interval between the highest rate that held and the lowest rate that did not hold, until this
+// interval is small. At last it confirms the result with a longer trial. Search itself runs
+// nothing: call Next to get the rate of the next trial, and Tell to report the outcome. Repeat both
+// calls until Next returns done.
 type Search struct {
 	from, most, within, least float64
 
@@ -76,8 +77,8 @@ func NewSearch(from, most, within, least float64) *Search {
 	return &Search{from: from, most: most, within: min(max(within, 0.001), 1), least: min(least, from), nextRate: from}
 }
 
-// Next returns the rate to try. The result confirm is true if the trial is the long trial. The result
-// done is true if the search has ended.
+// Next returns the rate to try. The result confirm is true if the trial is the long trial that
+// confirms the rate. The result done is true if the search has ended.
 func (s *Search) Next() (rate float64, confirm, done bool) { return s.nextRate, s.confirm, s.done }
 
 // Found returns the highest rate that was confirmed, and the reason why no higher rate was found.
@@ -311,8 +312,8 @@ func fellBehind(r *Result) bool {
 
 // trialOf decides whether a rate held. A rate holds if the run met the conditions, even if the
 // generator woke late: a late generator makes figures worse, never better. A rate does not hold if
-// the run fell behind. trialOf checks this itself, because an objective without response times does
-// not show it.
+// the run fell behind. trialOf checks this itself, because the conditions of an objective may say
+// nothing about response times.
 func trialOf(res *Result) (Trial, error) {
 	var t Trial
 	for _, th := range res.Thresholds {

@@ -11,9 +11,10 @@ import (
 )
 
 // coordinator collects the figures of the recorders once a second, and makes a snapshot ten times a
-// second. Its method start begins a goroutine. This goroutine owns the fields of the coordinator
-// until the function stop has returned; after that the goroutine of Run.Run owns them. Other
-// goroutines may use only serverSaid and the fields that a mutex guards.
+// second. Its method start begins a goroutine and returns a function that stops it. This goroutine
+// owns the fields of the coordinator until that function has returned; after that the goroutine of
+// Run.Run owns the fields. Other goroutines may use only serverSaid and the fields that a mutex
+// guards.
 type coordinator struct {
 	run        *Run
 	thresholds []*watchedThreshold

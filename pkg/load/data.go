@@ -43,10 +43,10 @@ type variant struct {
 	channel, category string
 	head              []byte // body up to the text
 
-	// These patterns are texts of which only the user changes. The pattern receiver is the text
-	// of one receiver of a fan-out, with a comma at its end. The pattern whole is the body of a
-	// single message, and tail is the part of this body from the receiver to the end. A pattern
-	// without text is not used.
+	// These patterns are texts in which only the user changes. The pattern receiver is the text of
+	// one receiver of a fan-out, with a comma at its end. The pattern whole is the body of a single
+	// message, and tail is the part of this body from the receiver to the end. A pattern without
+	// text is not used.
 	receiver, tail, whole pattern
 }
 

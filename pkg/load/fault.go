@@ -86,10 +86,10 @@ func (f *FaultSpec) label() string {
 	return f.Do + " " + cmp.Or(f.Provider, "all providers")
 }
 
-// runFaults runs the faults of a phase side by side. Only one fault of the process runs at a time.
-// The next fault of the process waits until the previous fault has ended, because starting a
-// process takes a while. Every fault that began is ended, even if ctx ends. runFaults returns the
-// first error.
+// runFaults runs the faults of a phase side by side. Of the faults that kill, pause or stop the
+// notifyd process, only one runs at a time. The next one waits until the previous one has ended,
+// because starting a process takes a while. Every fault that began is ended, even if ctx ends.
+// runFaults returns the first error.
 func (r *Run) runFaults(ctx context.Context, p *PhaseSpec, began time.Time) error {
 	var wg sync.WaitGroup
 	var mu sync.Mutex

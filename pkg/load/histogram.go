@@ -140,8 +140,8 @@ func ValuesAt(h *hdrhistogram.Histogram, percentiles ...float64) []int64 {
 		if n == 0 || p <= 0 {
 			continue
 		}
-		// Make p a little smaller, because 0.999 may be stored as a little more. So 99.9% of 1000
-		// values are 999 values.
+		// Make p a little smaller, because a value such as 99.9 may be stored as a little more. So
+		// 99.9% of 1000 values are 999 values.
 		p = min(math.Nextafter(p, 0), 100)
 		at[i] = 100 * max(math.Ceil(p*n/100), 1) / n
 	}

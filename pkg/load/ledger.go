@@ -207,7 +207,7 @@ func (r *Run) settleLedger(ctx context.Context, limit time.Duration, hurried boo
 	}
 	c.Examples = append(ids[:min(len(ids), 10)], got.examples[:min(len(got.examples), 10)]...)
 	// A message is unexpected if it arrived without an acknowledgement. But the server may have
-	// stored messages of failed requests. So do not count as many messages as these requests had.
+	// stored messages of failed requests. So subtract the number of messages in these requests.
 	unknown := r.failedMessages() + r.feeds.unreported(got.ids)
 	if r.cfg.Segment.N < 2 { // the count of one segment of several includes the messages of the other segments
 		c.Unexpected = max(got.ids-c.Delivered-unknown, 0)

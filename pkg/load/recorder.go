@@ -26,7 +26,7 @@ type window struct {
 	wake *hdrhistogram.Histogram
 	busy time.Duration // time that the workers waited for answers
 	// own is the time that the workers needed to make and start requests. For each request it
-	// begins at the due time, or when a worker was free.
+	// begins at the due time, or when a worker started on the request, whichever is later.
 	own  time.Duration
 	heat [HeatBuckets]int64
 	errs map[errKey]*ErrorCount

@@ -152,9 +152,9 @@ func (fs *feeds) addFrame(i int, f *Frame) error {
 const silence = 2 * time.Second
 
 // elapsed returns the run time up to which the figures are complete. The parameter now is the
-// current run time. The result is normally the end of the newest frame, but at most the duration
-// silence before the current run time. After the last frames of all agents have arrived, it is
-// the current run time itself. The result never decreases.
+// current run time. The result is normally the end of the newest frame. If this frame ended longer
+// ago than the duration silence, the result is the current run time minus silence. After the last
+// frames of all agents have arrived, it is the current run time itself. The result never decreases.
 func (fs *feeds) elapsed(now time.Duration) time.Duration {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -277,9 +277,10 @@ func (fs *feeds) list() []Agent {
 }
 
 // unreported returns how many messages lost agents may have sent after their last frames. Such
-// messages are not unexpected if they arrive. The parameter came is the number of all messages
-// that arrived. A closed loop has no schedule, so it is not known what a lost agent has sent;
-// unreported then adds the number of all messages that arrived, so that no message is unexpected.
+// messages are not unexpected if they arrive. The parameter came is the number of all messages that
+// arrived. If a step is a closed loop, it has no schedule, so it is not known what a lost agent has
+// sent. Then unreported adds the number of all messages that arrived, so that no message is
+// unexpected.
 func (fs *feeds) unreported(came int64) (n int64) {
 	closed := fs != nil && slices.ContainsFunc(fs.run.steps, func(s *stepRun) bool { return s.sched == nil })
 	for _, a := range fs.list() {

@@ -31,8 +31,8 @@ type Config struct {
 	Every     time.Duration // default 1 s; shorter than 100 ms has no effect
 	Timeout   time.Duration // timeout of one request; default 30 s
 	Calibrate time.Duration // length of the calibration before the run, for each step name; 0: no calibration
-	// Grace is how long a run may take after the user stopped it: the longest wait for open
-	// requests, and the longest drain. The default is 5 s.
+	// Grace bounds two waits after the user stopped the run: the wait for open requests, and the
+	// drain. Each takes at most Grace. The default is 5 s.
 	Grace time.Duration
 	// Server asks the server for figures about itself. The run calls it about once a second, and at
 	// the end once more with last set to true. nil: the server is not asked.
@@ -71,8 +71,9 @@ type Config struct {
 	Begin func(ctx context.Context, phase int, planned time.Time) (time.Time, error)
 
 	// Keys returns the Idempotency-Key of request n of a step. If Keys is nil, only requests of
-	// steps with the field Keys have keys. If Keys is not nil, a failed request is repeated until
-	// it has an answer or until Patience has passed. So the caller knows what the server stored.
+	// steps whose field Keys is true have keys. If Keys is not nil, a failed request is repeated
+	// until it has an answer or until Patience has passed. So the caller knows what the server
+	// stored.
 	Keys     func(n int64) string
 	Patience time.Duration // default 60 s
 	// Acked is called with every good answer. It may be nil.
@@ -81,7 +82,7 @@ type Config struct {
 	Version, ServerName, Scale string // values for Environment and Source
 	Labels                     map[string]string
 	Embedded                   bool // notifyd runs in this process
-	Steerable                  bool // the methods Pause and Pace work; not for a segment, unless it is the run of an agent
+	Steerable                  bool // true: Pause and Pace have an effect; a run of one of several segments also needs Report
 
 	woke   func()        // for tests: stalls a worker after it waited for the due time
 	health func() Health // for tests

@@ -245,8 +245,8 @@ func (s Step) withDefaults() Step {
 	return s
 }
 
-// bodies returns the target whose format the bodies have. This is the target of the step, but for a
-// null step its field As.
+// bodies returns the target whose format the bodies have: the field As of a null step, and the
+// target of any other step.
 func (s *Step) bodies() string {
 	if s.Target == Null {
 		return s.As

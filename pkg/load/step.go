@@ -166,7 +166,8 @@ func (s *stepRun) intended(now time.Duration) int64 {
 // send runs the workers of the step until the step ends. Requests that are due before the end of
 // the phase may be sent late, until the time that the method overrun returns. After that time they
 // are not sent any more, and count as intended but not sent. If agents send the load, this process
-// starts no workers: it only waits until the channel, the parameter sent, is closed.
+// starts no workers: it only waits until the channel sent is closed. If this process sends the
+// load, sent is nil.
 func (s *stepRun) send(ctx context.Context, began time.Time, sent <-chan struct{}) {
 	start := began.Add(s.Start.of())
 	if !waitUntil(ctx, start) {

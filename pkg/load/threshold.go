@@ -36,7 +36,7 @@ type metric struct {
 	stat   string
 }
 
-// The names of the metrics: timeMetrics are histograms, stepMetrics are counts of steps.
+// The names of the metrics: timeMetrics are histograms, stepMetrics are counts and rates of steps.
 var (
 	timeMetrics = []string{"lag", "service", "response", "end_to_end", "lateness"}
 	stepMetrics = []string{"intended", "sent", "acked", "failed", "rejected", "rate", "error_rate"}

@@ -15,14 +15,14 @@ import (
 // trace is the schedule of a recorded arrival. Each line of its file is for one request, or for
 // several requests if it gives their number. If requests at the same time have different sizes,
 // they have several lines with this time. The requests at one time are spread over the time until
-// the next line, at most over a slot. So due times never decrease.
+// the next later line, at most over a slot. So due times never decrease.
 type trace struct {
 	begin []time.Duration // time of each line, since the start of the step
 	// before[i] is the number of requests before line i; the last element is the number of all
 	// requests. nil: each line has one request.
 	before []int64
 	// sizes[i] is the number of messages of each request of line i; 0: the size of the step. If
-	// sizes is nil, it is 0 for all lines.
+	// sizes is nil, all requests have the size of the step.
 	sizes        []int32
 	slot         time.Duration
 	factor       float64 // requests to make per request of the file
@@ -31,7 +31,7 @@ type trace struct {
 
 // The largest trace that is accepted.
 const (
-	maxTrace    = 50_000_000 // a line takes 8 to 20 bytes
+	maxTrace    = 50_000_000 // lines; a line takes 8 to 20 bytes of memory
 	maxRequests = 1_000_000_000_000
 )
 
@@ -212,8 +212,8 @@ func mulDiv(a time.Duration, b, c int64) (q, rest int64) {
 	return int64(quotient), int64(remainder)
 }
 
-// traceSizes holds the sizes of the requests of a trace. Because each segment of a divided load
-// sends only some of the requests, it also counts the messages of the run's own segment.
+// traceSizes holds the sizes of the requests of a trace. Each segment of a divided load sends only
+// some of the requests. Therefore traceSizes also counts the messages of the run's own segment.
 type traceSizes struct {
 	*trace
 	step int // size of requests whose line gives no size

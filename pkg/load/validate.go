@@ -179,7 +179,8 @@ func (f *FaultSpec) validate(c *scenarioChecker, at string, s *Scenario, p *Phas
 	c.check(slices.Contains(providers, f.Provider), at+".provider", "%q is not one of %s", f.Provider, strings.Join(providers[1:], ", "))
 }
 
-// overlaps reports whether two faults of the process would be active at the same time.
+// overlaps reports whether f and o both kill, pause or stop the notifyd process, and would be
+// active at the same time.
 func (f *FaultSpec) overlaps(o *FaultSpec) bool {
 	ends := func(f *FaultSpec) Duration {
 		if f.For == 0 {

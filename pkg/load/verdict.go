@@ -40,7 +40,8 @@ type AgentEvidence struct {
 	Own        Evidence
 }
 
-// The limits of the verdict. Each limit is a judgement. The reasons of a verdict print the limits.
+// The limits of the verdict. They were chosen, not derived. Some reasons of a verdict print their
+// limit.
 const (
 	minSentShare      = 0.99 // share of the intended messages that must be sent
 	maxGeneratorShare = 0.8  // largest share of the calibrated rate
@@ -100,7 +101,7 @@ func Judge(e *Evidence) Verdict {
 	// generator is not the limit.
 	starved := !e.Embedded && e.Seconds > 0 && float64(e.Starved) > float64(e.Seconds)/2
 	switch {
-	case usedUp: // the intended rate was never sent, so the generator's share of the CPU shows nothing
+	case usedUp: // the intended rate was never sent, so Share, which is computed from it, shows nothing
 	case e.Share > 1:
 		say(GeneratorBound, "the scenario asks for %.2f times the rate that this machine generates without a server", e.Share)
 	case e.Share > maxGeneratorShare && !e.Closed:

@@ -52,8 +52,8 @@ func (c Config) newClient(ctx context.Context) (*api.Client, aws.HTTPClient, err
 		awsconfig.WithHTTPClient(transport),
 		awsconfig.WithRetryer(func() aws.Retryer {
 			return retry.NewStandard(func(o *retry.StandardOptions) {
-				// Throttled and failed requests are retried until the Timeout of the call.
-				// The rate limiter of the SDK would stop the retries earlier.
+				// Throttled and failed requests are retried until the Timeout of the call. The rate
+				// limiter of the SDK is off, because it would stop the retries earlier.
 				o.MaxAttempts, o.MaxBackoff, o.RateLimiter = 12, 2*time.Second, ratelimit.None
 			})
 		}),
@@ -74,7 +74,7 @@ func (c Config) newClient(ctx context.Context) (*api.Client, aws.HTTPClient, err
 	if ac.Region == "" {
 		return nil, nil, configError("region", "no region is set: set sqs.region or the environment variable AWS_REGION")
 	}
-	if b, ok := ac.HTTPClient.(*awshttp.BuildableClient); ok { // the SDK has added the CAs of AWS_CA_BUNDLE
+	if b, ok := ac.HTTPClient.(*awshttp.BuildableClient); ok { // now with the CAs of AWS_CA_BUNDLE, which the SDK has added
 		ac.HTTPClient = &http.Client{ // an http.Client can close its connections, a BuildableClient cannot
 			Transport:     b.GetTransport(),
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },

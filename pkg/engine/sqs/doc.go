@@ -4,7 +4,8 @@
 // received too often to NAME-dead. Migrate creates the three queues. Start reading at
 // queue.go.
 //
-// SQS differs from the contract in these points. None of these differences causes harm:
+// SQS differs from the contract of engine.Queue in these points. None of these differences causes
+// harm:
 //
 //   - Delays and visibilities are rounded up to whole seconds. A message is never early. It
 //     may be a second late.
@@ -12,7 +13,7 @@
 //     visibility has not ended. This causes no harm because a consumer claims a row in the
 //     store before it acts.
 //   - A receipt becomes invalid when its visibility has ended according to the clock of
-//     this process. SQS might still accept an acknowledgement after that.
+//     this process, even if SQS would still accept an acknowledgement.
 //   - SQS makes a message dead only at the next receive after the message's last visibility
 //     has ended.
 //   - Depth returns the approximate counts of SQS, which may be a minute old. A released
@@ -21,9 +22,9 @@
 //     in more than 15 minutes is in the timer store and not in a queue. If a queue loses a
 //     message, the reconciler finds the message in the store.
 //
-// Receive first reads the backlog, then the messages that are on time. If both lanes are
-// empty, it waits for Config.Wait (two seconds) for a message that is on time. So it may
-// find a new message of the backlog up to two seconds late. If ctx ends during the wait,
-// Receive returns, but the request continues in a goroutine. That goroutine releases the
-// messages that the request receives.
+// Receive first reads the backlog, then the messages that are on time. If no message is ready,
+// Receive waits up to Config.Wait (default two seconds) for a message that is on time. So it may
+// find a new message of the backlog late by that time. If ctx ends during the wait, Receive
+// returns, but the request continues in a goroutine. That goroutine releases the messages that the
+// request receives.
 package sqs

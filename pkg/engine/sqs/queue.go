@@ -42,8 +42,8 @@ const (
 	maxRequest = 256 << 10
 )
 
-// base64Mark is the first character of every body. The rest of the body is base64. SQS
-// accepts neither an empty body nor characters that XML does not allow.
+// base64Mark is the first character of every body, and the rest of the body is base64. Both are
+// needed because SQS accepts neither an empty body nor characters that XML does not allow.
 const base64Mark = "1"
 
 func encode(body []byte) string { return base64Mark + base64.RawStdEncoding.EncodeToString(body) }
@@ -223,9 +223,9 @@ func (q *queue) backlogPart(n int) int {
 	return (q.sinceBacklog + n) / engine.BacklogShare
 }
 
-// countReceived counts n received messages of a lane, for the next backlogPart.
-// sinceBacklog stays less than engine.BacklogShare. Otherwise a backlog that was empty for
-// some time could later get more than its share.
+// countReceived counts n received messages of a lane, for the next call of backlogPart.
+// sinceBacklog stays less than engine.BacklogShare. Otherwise a backlog that was empty for some
+// time could later get more than its share.
 func (q *queue) countReceived(l, n int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

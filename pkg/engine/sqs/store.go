@@ -87,8 +87,9 @@ func (s *Store) queue(name string, maxReceives int) *queue {
 	return q
 }
 
-// Close waits for requests that still run although their Receive has returned. These requests
-// take at most Config.Wait plus one second. Then Close closes the connections.
+// Close waits for requests that still run although the Receive that sent them has returned. After
+// Receive has returned, such a request takes at most Config.Wait plus one second. Then Close closes
+// the connections.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -158,8 +159,8 @@ func (s *Store) Migrate(ctx context.Context, dq engine.Queue) error {
 	return nil
 }
 
-// withTimeout calls fn with a context that ends after Config.Timeout, and translates the error of
-// fn.
+// withTimeout calls fn with a context that ends after Config.Timeout. It returns the error of fn as
+// translate converts it.
 func withTimeout[V any](ctx context.Context, s *Store, fn func(ctx context.Context) (V, error)) (V, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()

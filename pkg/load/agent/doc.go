@@ -13,9 +13,8 @@
 // without its controller. If the controller receives nothing from an agent for 3 s, it counts
 // the agent as lost and continues with the other agents.
 //
-// Before the run the controller compares each agent's clock with its own clock. It tells each
-// agent the start of the run as a time of that agent's clock. So all machines begin at the same
-// moment.
+// Before the run the controller compares each agent's clock with its own clock. It sends each agent
+// the start of the run, converted to that agent's clock. So all machines begin at the same moment.
 //
 // Start reading at protocol.go. Server.start is the agent's side of a run. link.follow is the
 // controller's side.

@@ -21,7 +21,7 @@ type link struct {
 	fleet *Fleet
 	index int
 	base  string        // URL
-	kick  chan struct{} // a value in this channel makes the method order send the orders at once
+	kick  chan struct{} // a value in this channel makes the method sendOrders send the orders at once
 
 	agent load.Agent
 	id    string // id of the run at the agent; empty: not known yet
@@ -145,12 +145,13 @@ func (l *link) token(ctx context.Context) (string, error) {
 	return l.fleet.opt.Token(ctx)
 }
 
-// follow starts the run at the agent and handles the agent's events until the last event.
+// follow starts the run at the agent, adds the agent's frames to the run of the controller, and
+// records the agent's state. It returns after the last event, or when the agent is lost.
 func (l *link) follow(ctx context.Context, feed func(int, *load.Frame) error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	// The first event may take twice as long: the agent may first ask its server whether the token
-	// is valid.
+	// The first event may take twice the time silence, because the agent may first ask its server
+	// whether the token is valid.
 	watch := time.AfterFunc(2*silence, func() { cancel(fmt.Errorf("it was silent for %v", silence)) })
 	defer watch.Stop()
 	err := l.readEvents(ctx, func(e *Event) error {

@@ -79,10 +79,10 @@ type Event struct {
 	Failed *api.Problem `json:"failed,omitempty"`
 }
 
-// Orders is the complete state that the controller wants. The controller sends Orders every second.
-// They also show that the controller is alive.
+// Orders is the complete state that the controller wants. The controller sends Orders every second,
+// and so also shows that it is alive.
 type Orders struct {
-	Phase int              `json:"phase"` // the last phase whose beginning is decided; below 0: no phase
+	Phase int              `json:"phase"` // the latest phase for which the controller has decided when it begins; below 0: no phase
 	At    int64            `json:"at_ns"` // when this phase begins: ns since 1970, in the agent's clock
 	Steer *load.SteerState `json:"steer,omitempty"`
 	Token string           `json:"token,omitempty"` // replaces the earlier token

@@ -26,12 +26,12 @@ type Server struct {
 	// newest bearer token that the controller sent.
 	Open func(ctx context.Context, s *load.Scenario, aim *Aim, token func(context.Context) (string, error)) (cfg load.Config, end func(), err error)
 	// Check returns an error if a controller's bearer token does not allow a run. If Check is nil,
-	// every controller that can connect may run a segment. Such a controller has a certificate, or
-	// is on this machine.
+	// every controller that can connect may run a segment: a controller that has a certificate, or
+	// that is on this machine.
 	Check func(ctx context.Context, token string) error
 	// Loopback is true if the listener has no TLS and listens on a loopback address. Then the agent
 	// refuses every request whose Host header names another host, because a web page may have sent
-	// it (see notify.LoopbackHost).
+	// the request (see notify.LoopbackHost).
 	Loopback bool
 	Version  string
 	Note     func(format string, args ...any) // prints the start and the end of each run

@@ -25,7 +25,7 @@ type session struct {
 	watch   *time.Timer   // ends the run if no Orders arrive for 3 s (the constant silence)
 }
 
-// follow replaces the session's orders by the new orders o and carries them out. If the new orders
+// follow replaces the session's orders by the new orders o and carries o out. If the new orders
 // have no token, the session keeps its earlier token.
 func (s *session) follow(o *Orders) {
 	s.mu.Lock()

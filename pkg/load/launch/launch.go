@@ -45,7 +45,7 @@ type Environment struct {
 	Config load.Config
 	closes []func() error // functions that stop what Open started, in the order of the starts
 	ended  chan error     // gets the result of a pipeline's Run when Run returns
-	died   func() error   // returns an error if the notifyd process has ended; nil: there is no such process
+	died   func() error   // returns an error if the notifyd process has ended by itself; nil: there is no such process
 	// brokers are the brokers of the notifyd that Open started.
 	brokers []string
 }
@@ -229,7 +229,8 @@ func (e *Environment) client(cl *api.Client, s *load.Scenario) {
 	tr.Proxy = nil // the owner of a proxy has not consented to the load
 	cl.HTTPClient = &http.Client{Transport: tr}
 	// Every request has the header of a load run, even a request to a notifyd that this run
-	// started. A setting may have made that notifyd join a cluster. Then notifyd refuses the load.
+	// started. A setting may have made that notifyd join a cluster; because of the header, it then
+	// refuses the load.
 	cl.Load = api.LoadLocal
 	e.closes = append(e.closes, func() error { tr.CloseIdleConnections(); return nil })
 	e.Config.Target = &load.HTTP{Client: cl}
@@ -242,7 +243,7 @@ func (e *Environment) client(cl *api.Client, s *load.Scenario) {
 // control URLs, separated by commas.
 func (e *Environment) addSimulators(control string) error {
 	tr := api.NewTransport(4)
-	tr.Proxy = nil // call only hosts that were checked: no proxy and no redirect
+	tr.Proxy = nil // without a proxy and without redirects, the client calls only hosts that were checked
 	client := &http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	e.closes = append(e.closes, func() error { client.CloseIdleConnections(); return nil })
 	list, err := load.ParseSimulators(control, client)

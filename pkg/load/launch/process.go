@@ -114,7 +114,7 @@ func (c *child) exitError() error {
 	return fmt.Errorf("%s ended: %w%s", strings.TrimSuffix(filepath.Base(c.log), ".log"), cmpErr(c.err), text)
 }
 
-// kill kills the process and waits until it has ended. It also kills a paused process.
+// kill kills the process, even if it is paused, and waits until the process has ended.
 func (c *child) kill() {
 	if c == nil {
 		return
@@ -224,9 +224,9 @@ func (o *owned) died() error {
 }
 
 // Fault implements load.ProcessControl. The returned function ends the fault: it starts notifyd
-// again, or lets a paused notifyd continue. After a fault "stop" it first checks that notifyd has
-// stopped. If notifyd still runs, it kills notifyd and returns an error. If notifyd ended with an
-// error, it returns this error.
+// again, or lets a paused notifyd continue. After a fault "stop" the function first checks that
+// notifyd has stopped. If notifyd still runs, the function kills it and returns an error. If
+// notifyd ended with an error, the function returns this error. It starts notifyd again even then.
 func (o *owned) Fault(_ context.Context, f *load.FaultSpec) (func(context.Context) error, error) {
 	o.mu.Lock()
 	proc := o.proc
