@@ -82,8 +82,8 @@ const (
 	maxRecordBytes = 1_000_000
 	// A batch with one record is larger than the record, by at most batchOverhead bytes.
 	batchOverhead = 48_000
-	// maxPooledCall limits which calls go back to the pool: a call with more records is not used
-	// again.
+	// maxPooledCall is the largest capacity, in records, of a call that goes back to the pool. A
+	// larger call is not used again.
 	maxPooledCall = 16 << 10
 	// maxBufferedRecords limits the number of buffered records. It is so high that MaxBufferedBytes is
 	// always reached first, even if all records are of the smallest size.
