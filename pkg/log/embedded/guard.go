@@ -50,8 +50,9 @@ func (g *Guard) Err() error {
 	return nil
 }
 
-// Bulk returns the same as Err, but for records of bulk lanes. Their cap is lower by an eighth: the
-// last space is for single requests, and a campaign cannot use it.
+// Bulk returns the same as Err, but for records of bulk lanes. Their cap is lower by an eighth of
+// the log's cap. So a campaign cannot use the last space, which is reserved for otp, alert and
+// transactional.
 func (g *Guard) Bulk() error {
 	if err := g.Err(); err != nil {
 		return err
@@ -85,7 +86,7 @@ func diskFull(msg string) error {
 // last measured size, so that the cap also holds between two measurements.
 func (g *Guard) Appended(bytes int) { g.appended.Add(int64(bytes)) }
 
-// Usage is a snapshot for metrics and doctor.
+// Usage is a snapshot of the log's size and volume, for metrics and for notifyctl doctor.
 type Usage struct {
 	LogBytes int64 // size on disk at the last measurement
 	CapBytes int64

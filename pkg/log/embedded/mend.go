@@ -46,7 +46,8 @@ func walkUndamaged(raw, index []byte, s segmentContext) (next, latest int64, epo
 }
 
 // mend repairs a damaged segment. Without the repair, the broker would cut the segment at the first
-// bad checksum. All later batches would be lost, and new records would get their offsets.
+// bad checksum. All later batches would be lost, and new records would get the offsets of the lost
+// records.
 func mend(raw, index []byte, s segmentContext) (m mended) {
 	m.next = s.first
 	inStep := true // true: batch n still corresponds to entry n of the index

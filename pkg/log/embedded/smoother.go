@@ -29,8 +29,8 @@ func newSmoother(cfg Config) *smoother {
 }
 
 // findSegments opens the last segment of each partition, unless it is already open. If it cannot
-// read a folder, it opens nothing, and it skips a file that it cannot open. The next call tries
-// again. This is harmless, because smoothing is optional.
+// read a folder, it opens nothing. If it cannot open a file, it skips the file. Both do no harm,
+// because smoothing is optional and the next call tries again.
 func (s *smoother) findSegments() {
 	if s == nil {
 		return
