@@ -29,14 +29,14 @@ type Permit interface {
 	Release()
 }
 
-// Item is one address of one receiver. Its slices are parts of the log record. A window has up to a
-// thousand items, so a value that all items share is a field of Call, or the items share a pointer
-// to it.
+// Item is one address of one receiver. Its slices are parts of the envelope's record in the log. A
+// window has up to a thousand items. So a value that is the same for all items is a field of Call,
+// or the items share a pointer to it (Key).
 type Item struct {
-	Key    *RowKey // key of the envelope's row, shared by all items; Key and Index make the Ref of receipts
+	Key    *RowKey // key of the envelope's row, shared by all items
 	Index  uint32  // index of the receiver in its request; 0 outside fan-outs
 	FanOut bool    // the receiver belongs to a fan-out
-	Addr   uint8   // ordinal of the address
+	Addr   uint8   // number of the address among the receiver's addresses, from 0
 	// FromRequest is true if Address came with the request, not from the user's profile. Such an address may
 	// be invented, so its failure does not mean that our configuration is wrong.
 	FromRequest bool
