@@ -183,7 +183,7 @@ func mergeRest(m *load.Result, parts []*load.Result) {
 }
 
 // mergeThreshold adds the threshold t of a segment to m. Normally m keeps the threshold of the
-// first segment. If the kept threshold is met and t is not, m keeps t instead, also if t has no
+// first segment. If the kept threshold is met and t is not, m keeps t instead, even if t has no
 // known value. If both are met and only t has a known value, m also keeps t instead.
 func mergeThreshold(m *load.Result, t load.ThresholdState) {
 	i := slices.IndexFunc(m.Thresholds, func(o load.ThresholdState) bool { return o.Expr == t.Expr })
