@@ -109,9 +109,9 @@ func (g *Guard) writeFailed(err error) {
 	g.fail(fmt.Errorf("write: %w", err))
 }
 
-// measureFailed handles an error of a measurement. It returns true if the error shows that the disk
-// has failed. Otherwise the process only lacks file descriptors or memory for a while, for example
-// because connections use every descriptor.
+// measureFailed gets the error of a measurement. If the error shows that the disk has failed, it
+// makes Err return disk_error and returns true. It returns false if the process only lacks file
+// descriptors or memory for a while, for example because connections use every descriptor.
 func (g *Guard) measureFailed(err error) bool {
 	for _, passes := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EINTR, syscall.EAGAIN} {
 		if errors.Is(err, passes) {

@@ -56,8 +56,7 @@ func (s *smoother) findSegments() {
 	}
 }
 
-// flush takes the bytes that were appended after the last call, and starts to write them to the
-// disk.
+// flush starts to write to the disk what was appended to the segments after the last call of flush.
 func (s *smoother) flush() {
 	if s == nil {
 		return
