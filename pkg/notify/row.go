@@ -17,7 +17,7 @@ type RowKey struct {
 type RowKind uint8
 
 const (
-	// RowOutcome is written by the worker that handled the envelope.
+	// RowOutcome is written by the worker that processed the envelope.
 	RowOutcome RowKind = iota
 	// RowReceipt is a provider's delivery receipt. RowKey.First is the request index of its
 	// receiver.
@@ -42,7 +42,7 @@ type Row struct {
 	Key    RowKey
 	Count  uint32   // receivers of the envelope
 	Digest uint64   // ColumnDigest of the envelope's receivers
-	Index  []uint32 // request index of each position; nil for originals: the body of their chunk holds the indexes
+	Index  []uint32 // request index of each position; nil for originals, whose envelopes hold the indexes
 
 	DoneUpTo    uint32 // every position below has an outcome
 	StartedUpTo uint32 // every position below may have been sent to a provider
