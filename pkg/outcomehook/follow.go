@@ -74,8 +74,8 @@ func (f *Follower) Assigned(_ context.Context, tp log.TopicPartition) log.Partit
 	return &partitionFollower{f: f, tp: tp, toldBefore: map[string]*toldBefore{}}
 }
 
-// partitionFollower handles one partition. The consumer group calls it from one goroutine at a
-// time.
+// partitionFollower processes the records of one partition. The consumer group calls it from one
+// goroutine at a time.
 type partitionFollower struct {
 	f  *Follower
 	tp log.TopicPartition

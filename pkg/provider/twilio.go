@@ -107,8 +107,8 @@ func NewTwilio(cfg TwilioConfig) (*Twilio, error) {
 
 // Admit waits until up to n messages of a category may be sent. Messages of the category "otp" go
 // first. Admit returns a permit for as many messages as may be sent now over one account. If no
-// account is in service, it returns a *notify.Error with RetryAfter at once. If ctx ends first, it
-// returns ctx's error. The caller releases the permit after Send.
+// account is in service, it does not wait and returns a *notify.Error with RetryAfter. If ctx ends
+// first, it returns ctx's error. The caller releases the permit after Send.
 func (t *Twilio) Admit(ctx context.Context, cat notify.Category, n int) (notify.Permit, error) {
 	return t.accounts.admitFor(ctx, notify.SMS, cat, n)
 }
