@@ -254,10 +254,9 @@ func (a *assignment) callHandler(batch []*Msg) (err error) {
 	return a.handler.Handle(a.ctx, batch)
 }
 
-// retryBatch delivers the records of a failed batch again until the handler accepts them, except
-// the records that are already done. After a backoff it delivers one record at a time, so that a
-// record that makes the handler fail does not block the others. When the partition is draining,
-// retryBatch stops.
+// retryBatch delivers again those records of a failed batch that are not done, until the handler
+// accepts them. After a backoff it delivers one record at a time, so that a record that makes the
+// handler fail does not block the others. When the partition is draining, retryBatch stops.
 func (a *assignment) retryBatch(todo []*Msg, cause error) {
 	causes := make(map[*Msg]error, 1)
 	for wait := a.g.cfg.RetryBackoff; len(todo) > 0; wait = min(2*wait, 5*time.Second) {

@@ -27,7 +27,7 @@ type Options struct {
 	Now func() time.Time
 }
 
-// layer is a dialog over the panels. It gets the keys.
+// layer is a dialog over the panels. While a layer is open, it gets the keys.
 type layer int
 
 const (
