@@ -20,9 +20,9 @@ import (
 // The goroutine of the method run calls the handler. The poll loop queues the records; for the
 // embedded log, the method readLocal does this. Any goroutine may mark records done.
 //
-// A record is first queued, then given to the handler, then done. A crash delivers all queued and
-// given records again. So the client pauses the partition while the number or the size of these
-// records is above its limit.
+// A record is first queued, then given to the handler, then done. After a crash all records that
+// were queued or given, but not done, are delivered again. So the client pauses the partition while
+// the number or the size of these records is above its limit.
 type assignment struct {
 	g       *Group
 	cl      *kgo.Client

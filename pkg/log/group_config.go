@@ -57,9 +57,9 @@ type GroupConfig struct {
 	// MaxPollRecords is the maximum number of records in one call of Handle.
 	MaxPollRecords int `default:"10000" min:"1"`
 	// MaxInFlight and MaxInFlightBytes limit the records of a partition that were read and are not
-	// done, which a crash delivers again. At one of the limits the partition is paused. It
-	// continues when the number and the size of these records have fallen to half of the limits or
-	// less. One read may exceed the limits.
+	// done, because these records are delivered again after a crash. When one of the limits is
+	// reached, the partition is paused. It continues when the number and the size of these records
+	// have fallen to half of the limits or less. One read may exceed the limits.
 	MaxInFlight      int `default:"20000" min:"1"`
 	MaxInFlightBytes int `default:"32MiB" min:"1"`
 	// CommitEvery is the interval at which the low-water marks are committed.

@@ -58,11 +58,10 @@ const (
 	// provider works: the cause is this item or a short problem.
 	ClassRetry
 	// ClassUnavailable: the provider did not accept the item, because the provider or the account
-	// has a problem (5xx, refused connections, throttled). The circuit breaker counts the answer as
-	// a failure.
+	// has a problem (5xx, refused connections). The circuit breaker counts the answer as a failure.
 	ClassUnavailable
-	// ClassThrottled: the provider did not accept the item, because the account reached a rate limit.
-	// No call with this account is made before RetryAfter.
+	// ClassThrottled: the provider did not accept the item, because the account reached a rate
+	// limit. No call with this account is made until RetryAfter has passed.
 	ClassThrottled
 	// ClassPermanent: the provider will never accept this item (bad content, payload too large).
 	ClassPermanent

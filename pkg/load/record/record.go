@@ -93,7 +93,7 @@ type streamStats struct {
 // The id of a message does not show to which request it belonged. So the Recorder guesses: messages
 // of one caller, channel and category in the same millisecond and with the same trace id were one
 // batch. If trace ids are not known, messages of one caller, channel and category in the same
-// millisecond count as one batch only if there are at least batchFrom of them.
+// millisecond count as one batch only if there are at least batchFrom such messages.
 func New(since, until time.Time, batchFrom int) (*Recorder, error) {
 	switch {
 	case !since.Before(until):
