@@ -101,8 +101,8 @@ func (a *Admin) EndOffsets(ctx context.Context, topics ...string) (map[TopicPart
 }
 
 // OffsetsSince returns an offset for each partition of the given topics: the offset of the first
-// record whose time is not before the time earliest. If a partition has no such record, the offset
-// is the end of the partition.
+// record whose time is the parameter earliest or later. If a partition has no such record, the
+// offset is the end of the partition.
 func (a *Admin) OffsetsSince(ctx context.Context, earliest time.Time, topics ...string) (map[TopicPartition]int64, error) {
 	listed, err := a.adm.ListOffsetsAfterMilli(ctx, earliest.UnixMilli(), a.cfg.Conn.wireNames(topics)...)
 	return offsetsOf(&a.cfg.Conn, listed, err)

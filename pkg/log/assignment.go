@@ -20,9 +20,9 @@ import (
 // The goroutine of the method run calls the handler. The poll loop queues the records; for the
 // embedded log, the method readLocal does this. Any goroutine may mark records done.
 //
-// A record is first queued, then given to the handler, then done. A crash delivers all queued and
-// given records again. So the client pauses the partition while the number or the size of these
-// records is above its limit.
+// A record is first queued, then given to the handler, then done. After a crash all records that
+// were queued or given, but not done, are delivered again. So the client pauses the partition while
+// the number or the size of these records is above its limit.
 type assignment struct {
 	g       *Group
 	cl      *kgo.Client
@@ -47,7 +47,7 @@ type assignment struct {
 	committed    int64 // committed offset; -1: no commit
 	next         int64 // offset after the last record read
 	generation   int   // number of calls of startAt
-	endAtStart   int64 // end of the log at startAt; records at this offset and later were appended after the assignment
+	endAtStart   int64 // end of the log when startAt was called; records at this offset and later were appended after the assignment
 	held         error // error for which the partition has stopped until this member loses it; nil: it has not stopped
 	high         int64 // latest known high watermark
 }
@@ -69,8 +69,9 @@ func (a *assignment) wakeLocked() {
 }
 
 // startAt sets the offset at which the assignment starts. This offset, the parameter start, is the
-// committed offset, or another offset if the log does not contain the committed offset any more.
-// The parameter end is the end of the log, read after the partition was assigned.
+// committed offset. If nothing was committed, or if the log does not contain the committed offset
+// any more, it is the first offset of the log. The parameter end is the end of the log, read after
+// the partition was assigned.
 func (a *assignment) startAt(start, committed, end int64, rejoin context.CancelCauseFunc) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -253,10 +254,9 @@ func (a *assignment) callHandler(batch []*Msg) (err error) {
 	return a.handler.Handle(a.ctx, batch)
 }
 
-// retryBatch delivers the records of a failed batch again until the handler accepts them, except
-// the records that are already done. After a backoff it delivers one record at a time, so that a
-// record that makes the handler fail does not block the others. When the partition is draining,
-// retryBatch stops.
+// retryBatch delivers again those records of a failed batch that are not done, until the handler
+// accepts them. After a backoff it delivers one record at a time, so that a record that makes the
+// handler fail does not block the others. When the partition is draining, retryBatch stops.
 func (a *assignment) retryBatch(todo []*Msg, cause error) {
 	causes := make(map[*Msg]error, 1)
 	for wait := a.g.cfg.RetryBackoff; len(todo) > 0; wait = min(2*wait, 5*time.Second) {
@@ -402,8 +402,8 @@ func (a *assignment) cancelAndWait(ctx context.Context) error {
 	}
 }
 
-// markToCommit returns the low-water mark. The result ok is false if it is not above the committed
-// offset, so that there is nothing to commit.
+// markToCommit returns the low-water mark. If the low-water mark is not above the committed offset,
+// there is nothing to commit, and the result ok is false.
 func (a *assignment) markToCommit() (at kgo.EpochOffset, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

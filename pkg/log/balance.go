@@ -10,12 +10,11 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-// byOwner is a balancer for consumer groups. It assigns partitions only by the owners of the
-// members and the numbers of the partitions. So a process gets the same partition numbers in all
-// groups whose members belong to the same processes, if the topics have the same number of
-// partitions. This saves memory: the workers of a channel (both lanes, and retries) need the
-// profiles of the users of their partitions, and the process then keeps each of these profiles only
-// once.
+// byOwner is a balancer for consumer groups. Who gets a partition depends only on the owners of the
+// members and on the partition's number. So a process gets the same partition numbers in all groups
+// whose members belong to the same processes, if the topics have the same number of partitions.
+// This saves memory: the workers of a channel (both lanes, and retries) need the profiles of the
+// users of their partitions, and the process then keeps each of these profiles only once.
 //
 // When members join or leave, few partitions move. When partitions are added, no partition moves.
 type byOwner struct {
@@ -82,17 +81,18 @@ func (b byOwner) Balance(cb *kgo.ConsumerBalancer, topics map[string]int32) kgo.
 	return plan
 }
 
-// profileClasses is the number of profile parts. It must equal engine.ProfileParts. Let d be the
-// greatest common divisor of this number and the number of partitions. The users of partition p are
-// in the profile parts whose number equals p modulo d.
+// profileClasses is the number of parts into which the store divides the profiles. It must equal
+// engine.ProfileParts. Let d be the greatest common divisor of profileClasses and the number of
+// partitions. The users of partition p are in those profile parts i for which i mod d equals p mod
+// d.
 const profileClasses = 36
 
 // assignPartitions returns the index of the owner of each of n partitions. The numbers of
 // partitions of any two owners differ by at most 1. A partition goes to the owner with the highest
-// score for it (rendezvous hashing) that may still get a partition. Partitions whose users are in
-// the same profile parts of the store have the same scores, so an owner reads few parts. The
-// parameter counts holds the earlier, smaller numbers of partitions of the topic. A partition that
-// existed when the topic had such a number keeps its owner.
+// score for that partition (rendezvous hashing), among the owners that may still get one.
+// Partitions whose users are in the same profile parts of the store have the same scores, so an
+// owner reads few parts. The parameter counts holds the earlier, smaller numbers of partitions of
+// the topic. A partition that existed when the topic had such a number keeps its owner.
 func assignPartitions(owners []string, n int, counts []int) []int {
 	has, out := make([]int, len(owners)), make([]int, 0, n)
 	earlier, _ := slices.BinarySearch(counts, n)

@@ -37,7 +37,7 @@ type direct struct {
 	maxWaiting    int // limit of the bytes that wait; if it is reached, the method append fails
 	appended      func(tp TopicPartition, next int64)
 
-	roundFull chan struct{} // tells the sender that a round is full
+	roundFull chan struct{} // tells the goroutine of run that a round is full
 	closing   chan struct{} // closed by close
 	running   sync.WaitGroup
 
@@ -54,7 +54,8 @@ const (
 	// smallRecord is the size in bytes of the largest record that direct accepts, unless splitRequests
 	// is set. Copying a larger record into the batch costs more than the steps of the client library.
 	smallRecord = 4 << 10
-	// maxSpare is the highest number of bytes of memory that the spare round keeps.
+	// maxSpare is the largest size of the buffers of a sent round that is kept for the next round
+	// (the field spare), in bytes.
 	maxSpare = 32 << 20
 	// produceVersion is the last version of produce requests that identifies topics by their names.
 	produceVersion = 12
@@ -74,8 +75,9 @@ func newDirect(cfg ProducerConfig, apart bool) (*direct, error) {
 	}, nil
 }
 
-// round holds the records of one request. While the round is filling, direct.mu guards it. After that
-// only the goroutine of run uses the round.
+// round holds the records that are sent together. They are sent in one request, or with
+// splitRequests in one request for each partition. While the round is filling, direct.mu guards it.
+// After that only the goroutine of run uses the round.
 type round struct {
 	*roundResult
 	began  time.Time
@@ -106,10 +108,10 @@ func (d *direct) accepts(recs []Record) bool {
 	return true
 }
 
-// append writes the records and waits until the broker has acknowledged all of them. The method
-// accepts must be true for them. If one of the contexts ctx and turn ends first, append returns an
-// error. They are two contexts because joining them to one took 1% of the time of a single request.
-// append keeps no reference to recs after it returns, also after an error.
+// append writes the records and waits until the broker has acknowledged all of them. The caller
+// must have checked them with the method accepts. If one of the contexts ctx and turn ends first,
+// append returns an error. They are two contexts because joining them to one took 1% of the time of
+// a single request. After append has returned, even with an error, it keeps no reference to recs.
 func (d *direct) append(ctx, turn context.Context, recs []Record) error {
 	var few [2]*roundResult
 	results, err := d.addToRounds(few[:0], recs)
@@ -134,9 +136,9 @@ var (
 	errDirectClosed = errors.New("the producer is closed")
 )
 
-// addToRounds adds recs to rounds. It appends the results of these rounds to the slice results and
-// returns that slice. After an error no record is in a round. If the goroutine of run does not
-// exist, addToRounds starts it.
+// addToRounds adds recs to rounds. It appends the roundResult of each of these rounds to the slice
+// results and returns that slice. If it returns an error, it has added no record. If the goroutine
+// of run does not exist, addToRounds starts it.
 func (d *direct) addToRounds(results []*roundResult, recs []Record) ([]*roundResult, error) {
 	now := time.Now()
 	ms := now.UnixMilli()

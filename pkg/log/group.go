@@ -86,7 +86,7 @@ func (g *Group) Run(ctx context.Context) error {
 func (g *Group) runSession(ctx context.Context) error {
 	base := context.WithoutCancel(ctx) // a drain continues after ctx has ended
 	var member *membership
-	if g.cfg.Conn.Local == nil { // all members of groups on the embedded log are in this process
+	if g.cfg.Conn.Local == nil { // the embedded log needs no membership, because all members of its groups are in this process
 		member = newMembership(g.cfg.SessionTimeout)
 		base = context.WithValue(base, membershipKey{}, member)
 	}
@@ -256,8 +256,9 @@ func (g *Group) leaveGroup(base context.Context, cl *kgo.Client) error {
 		g.cfg.Events.trouble(translate(lerr)) // without LeaveGroup the group removes the member after the session timeout
 	}
 	cl.CloseAllowingRebalance()
-	// CloseAllowingRebalance polls once more, and this poll blocks rebalances. It also leaves the
-	// group a second time, which would then block for ever. AllowRebalance prevents this.
+	// CloseAllowingRebalance starts a goroutine that leaves the group a second time. It also polls
+	// once more, and this poll blocks rebalances, so that the goroutine would wait for ever.
+	// AllowRebalance ends the wait.
 	cl.AllowRebalance()
 	return err
 }

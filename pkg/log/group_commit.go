@@ -39,8 +39,8 @@ func (g *Group) commitEvery(ctx context.Context, cl *kgo.Client) {
 	}
 }
 
-// commit commits the low-water marks that have moved. It commits a low-water mark only if it is
-// above the committed offset, so committed offsets only grow (except after a reset, see
+// commit commits the low-water marks that have moved. A low-water mark is committed only if it is
+// above the partition's committed offset. So committed offsets only grow, except after a reset (see
 // checkPositions). The caller must hold the token of the channel g.committing.
 func (g *Group) commit(ctx context.Context, cl *kgo.Client, assignments []*assignment) {
 	moved := make(map[TopicPartition]*assignment, len(assignments))
@@ -87,8 +87,9 @@ func (g *Group) commit(ctx context.Context, cl *kgo.Client, assignments []*assig
 }
 
 // checkPositions checks the committed offsets, which a rebalance has just read, against the log. If
-// the log does not contain an offset, checkPositions replaces it by another position and calls
-// Events.Reset. The client reads records only after checkPositions has returned the positions.
+// the log does not contain a committed offset, checkPositions replaces that offset by the first
+// offset of the log and calls Events.Reset. The client reads records only after checkPositions has
+// returned the positions.
 func (g *Group) checkPositions(ctx context.Context, positions map[string]map[int32]kgo.Offset, end context.CancelCauseFunc) (map[string]map[int32]kgo.Offset, error) {
 	topics := make([]string, 0, len(positions))
 	tps := make(map[string][]int32, len(positions))

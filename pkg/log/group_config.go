@@ -24,10 +24,10 @@ type PartitionHandler interface {
 	// Handle, one after the other. ctx is the context that Assigned got.
 	//
 	// If Handle returns an error or panics, the group calls Events.Failed. After a backoff it
-	// delivers the records of msgs that are not done again, one in each call and with a higher
-	// Attempt. So a handler that continues in another goroutine may get a record again that it
-	// still handles. If one of these calls returns notify.ErrNewer, the partition stops at its
-	// record until this member loses the partition (Events.Held).
+	// delivers again the records of msgs that are not done, each in a call of its own and with a
+	// higher Attempt. So a handler that continues in another goroutine may get a record again while
+	// it still processes that record. If one of these calls returns notify.ErrNewer, the partition
+	// stops at the record of that call until this member loses the partition (Events.Held).
 	Handle(ctx context.Context, msgs []*Msg) error
 }
 
@@ -45,8 +45,8 @@ type GroupConfig struct {
 	Group  string   // required
 	Topics []string // required
 
-	// Owner names the process. If several groups have the same owners, each owner gets partitions
-	// with the same numbers in all these groups. This holds for topics with the same number of
+	// Owner names the process. If the members of several groups have the same owners, each owner
+	// gets the same partition numbers in all these groups, for topics with the same number of
 	// partitions. Empty: each group assigns its partitions independently of other groups.
 	Owner string
 	// Counts, if set, returns the earlier and the present numbers of partitions of a topic, ascending.
@@ -57,8 +57,9 @@ type GroupConfig struct {
 	// MaxPollRecords is the maximum number of records in one call of Handle.
 	MaxPollRecords int `default:"10000" min:"1"`
 	// MaxInFlight and MaxInFlightBytes limit the records of a partition that were read and are not
-	// done, which a crash delivers again. At one of the limits the partition is paused. It
-	// continues when the records are at most half of both limits. One read may exceed the limits.
+	// done, because these records are delivered again after a crash. When one of the limits is
+	// reached, the partition is paused. It continues when the number and the size of these records
+	// have fallen to half of the limits or less. One read may exceed the limits.
 	MaxInFlight      int `default:"20000" min:"1"`
 	MaxInFlightBytes int `default:"32MiB" min:"1"`
 	// CommitEvery is the interval at which the low-water marks are committed.

@@ -102,8 +102,8 @@ func (a *assignment) waitForRoom() bool {
 	}
 }
 
-// runLocal is Run for a connection with Conn.Local. The map starts holds the offset at which each
-// partition begins to be read.
+// runLocal does the work of Run for a connection with Conn.Local. The map starts holds the offset
+// at which each partition begins to be read.
 func (r *Reader) runLocal(ctx context.Context, starts map[TopicPartition]int64, fn func(tp TopicPartition, recs []Record) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	var one sync.Mutex // held during a call of fn, so that calls do not overlap

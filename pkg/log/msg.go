@@ -28,10 +28,10 @@ type msgOwner interface {
 	after(m, next *Msg) (queued bool)
 }
 
-// Done marks the record as done, which means that the effects of the record are durable. The record
-// is not delivered again after all earlier records of the partition are done too and the low-water
-// mark is committed. Done may be called from any goroutine, in any order and more than once. After
-// this member has lost the partition, Done has no effect.
+// Done marks the record as done, which means that the effects of the record are durable. Once all
+// earlier records of the partition are done too and the low-water mark has been committed, the
+// record is not delivered again. Done may be called from any goroutine, in any order and more than
+// once. After this member has lost the partition, Done has no effect.
 func (m *Msg) Done() {
 	if !m.done.CompareAndSwap(false, true) {
 		return

@@ -33,7 +33,7 @@ type Appender interface {
 	Append(ctx context.Context, recs []Record) error
 }
 
-// Poisoner moves records that cannot be handled to the poison topic.
+// Poisoner copies a record to the poison topic if the record cannot be processed.
 type Poisoner struct {
 	Log   Appender
 	Topic string // default notifications-poison

@@ -28,10 +28,10 @@ type ProducerConfig struct {
 	// topics' max.message.bytes must be higher by at least 48,000: see AdminConfig.MaxRecordBytes. The
 	// embedded broker accepts up to 8 MiB.
 	MaxRecordBytes int `default:"1000000" min:"0"`
-	// AppendTimeout is the longest time of an Append with the client's retries. An Append may stop
-	// earlier, by at most a sixteenth of this time. The default of 1 s is long enough to notice a
-	// dead broker. The embedded log has a longer timeout: it cannot be unavailable, but its disk
-	// can be slow.
+	// AppendTimeout is the longest time that an Append takes, including the client's retries. An
+	// Append may stop earlier, by at most a sixteenth of this time. The default of 1 s is long
+	// enough to notice a dead broker. The embedded log has a longer timeout: it cannot be
+	// unavailable, but its disk can be slow.
 	AppendTimeout time.Duration `default:"1s" min:"0"`
 	// MaxBufferedBytes is the maximum size of all records that wait for the broker. If it is
 	// reached, Append waits, but not longer than AppendTimeout.
@@ -82,8 +82,8 @@ const (
 	maxRecordBytes = 1_000_000
 	// A batch with one record is larger than the record, by at most batchOverhead bytes.
 	batchOverhead = 48_000
-	// maxPooledCall limits which calls go back to the pool: a call with more records is not used
-	// again.
+	// maxPooledCall is the largest capacity, in records, of a call that goes back to the pool. A
+	// larger call is not used again.
 	maxPooledCall = 16 << 10
 	// maxBufferedRecords limits the number of buffered records. It is so high that MaxBufferedBytes is
 	// always reached first, even if all records are of the smallest size.

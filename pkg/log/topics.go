@@ -22,8 +22,8 @@ const topicTriggersDLQ = "triggers-dlq"
 // Topics returns every topic of the product with its number of partitions in a cluster. Each lane
 // of a channel and its -dlq topic have perChannel[channel] partitions. If perChannel has no number
 // for the channel, they have 18 partitions for push, 12 for sms and 84 for email. The topic
-// notifications-failed has 6 partitions. The topics for outcomes and poison, and triggers-dlq, have
-// one.
+// notifications-failed has 6 partitions. Each of the other topics has one partition: those for
+// outcomes and poison, and triggers-dlq.
 func Topics(perChannel map[notify.Channel]int) map[string]int {
 	ts := map[string]int{notify.TopicFailed: 6, notify.TopicOutcomes: 1, notify.TopicPoison: 1, topicTriggersDLQ: 1}
 	for _, l := range notify.Lanes() {

@@ -1,9 +1,9 @@
 package log
 
-// tracker keeps the low-water mark of one partition. This is an offset for which the handler has
-// finished every earlier record that it got. Only this offset may be committed, because a committed
-// offset n means that all records before n are done. Records may be finished in any order. The
-// mutex of the type assignment guards the tracker.
+// tracker keeps the low-water mark of one partition: the offset below which the handler has
+// finished every record that it got. Only this offset may be committed, because a committed offset
+// n means that all records before n are done. Records may be finished in any order. The mutex of
+// the type assignment guards the tracker.
 type tracker struct {
 	pending []*Msg // records in offset order; records before the index head are done
 	head    int

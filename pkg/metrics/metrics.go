@@ -1,9 +1,10 @@
-// Package metrics holds the Prometheus metrics of a process. It makes the event functions with
-// which the parts of the process count, and it computes the rates of the last minutes.
+// Package metrics holds the Prometheus metrics of a process. The other packages report events by
+// calling functions that this package gives to them (event functions), and these functions count.
+// The package also computes the rates of the last minutes.
 //
-// metrics.go declares every metric that is counted when something happens. It also makes the event
-// functions of each stage. rates.go takes samples of the counters, so that an operator without
-// Prometheus sees the rates. Start with Metrics and New.
+// metrics.go declares every metric that is counted when something happens, and makes the event
+// functions for the intake, the API, the workers and the other parts. rates.go takes samples of the
+// counters, so that an operator without Prometheus sees the rates. Start with Metrics and New.
 package metrics
 
 import (
@@ -27,10 +28,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
-// Metrics turns the events of the stages into Prometheus metrics. The tags of a field define its
-// metric: the name after "notifyd_", the labels and the help text. The pages docs/metrics-*.md list the
-// same names with their meanings. A test compares the pages with the registry. The number of values of
-// each label is bounded: no label holds an id, a user or a caller.
+// Metrics turns events of the parts of the process into Prometheus metrics. The tags of a field
+// define its metric: the name after "notifyd_", the labels and the help text. The pages
+// docs/metrics-*.md list the same names with their meanings. A test compares the pages with the
+// registry. The number of values of each label is bounded: no label holds an id, a user or a
+// caller.
 type Metrics struct {
 	Registry *prometheus.Registry
 

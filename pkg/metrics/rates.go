@@ -140,8 +140,8 @@ func (r *Rates) Report() (out api.Rates, err error) {
 }
 
 // computeRates computes the rates between an older sample and the sample that was just taken (the
-// parameter now). The older sample is the newest of the samples in kept that is at least rateOver
-// older. If there is no such sample, it is the oldest sample.
+// parameter now). The older sample is the newest sample in kept that was taken at least rateOver
+// before now. If kept has no such sample, computeRates uses the oldest sample in kept.
 func computeRates(kept []sample, now sample) api.Rates {
 	out := api.Rates{Rates: []api.Rate{}, Late: []api.Lateness{}, Series: []api.RatePoint{}}
 	since := now

@@ -29,14 +29,14 @@ type Permit interface {
 	Release()
 }
 
-// Item is one address of one receiver. Its slices are parts of the log record. A window has up to a
-// thousand items, so a value that all items share is a field of Call, or the items share a pointer
-// to it.
+// Item is one address of one receiver. Its slices are parts of the envelope's record in the log. A
+// window has up to a thousand items. So a value that is the same for all items is a field of Call,
+// or the items share a pointer to it (Key).
 type Item struct {
-	Key    *RowKey // key of the envelope's row, shared by all items; Key and Index make the Ref of receipts
+	Key    *RowKey // key of the envelope's row, shared by all items
 	Index  uint32  // index of the receiver in its request; 0 outside fan-outs
 	FanOut bool    // the receiver belongs to a fan-out
-	Addr   uint8   // ordinal of the address
+	Addr   uint8   // number of the address among the receiver's addresses, from 0
 	// FromRequest is true if Address came with the request, not from the user's profile. Such an address may
 	// be invented, so its failure does not mean that our configuration is wrong.
 	FromRequest bool
@@ -58,11 +58,10 @@ const (
 	// provider works: the cause is this item or a short problem.
 	ClassRetry
 	// ClassUnavailable: the provider did not accept the item, because the provider or the account
-	// has a problem (5xx, refused connections, throttled). The circuit breaker counts the answer as
-	// a failure.
+	// has a problem (5xx, refused connections). The circuit breaker counts the answer as a failure.
 	ClassUnavailable
-	// ClassThrottled: the provider did not accept the item, because the account reached a rate limit.
-	// No call with this account is made before RetryAfter.
+	// ClassThrottled: the provider did not accept the item, because the account reached a rate
+	// limit. No call with this account is made until RetryAfter has passed.
 	ClassThrottled
 	// ClassPermanent: the provider will never accept this item (bad content, payload too large).
 	ClassPermanent

@@ -141,7 +141,7 @@ func (l Lane) DLQTopic() string { return l.Topic() + "-dlq" }
 // Topics that belong to no lane.
 const (
 	TopicFailed   = "notifications-failed"   // JSON of type Failure: one record for each notification for which State.InFailedFeed is true
-	TopicOutcomes = "notifications-outcomes" // JSON of type Ended: all other outcomes of callers that have an outcomes URL
+	TopicOutcomes = "notifications-outcomes" // JSON of type Ended: all other outcomes, for callers that want every outcome at their outcomes URL
 	TopicPoison   = "notifications-poison"   // records that cannot be decoded, with their origin
 )
 

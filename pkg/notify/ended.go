@@ -1,8 +1,10 @@
 package notify
 
 // Ended is a record of the topic notifications-outcomes. It lists receivers of one envelope whose
-// notifications ended and did not fail. A worker writes it only if the caller has an outcomes URL.
-// The topic is internal: callers get the outcomes by callbacks, not from the topic.
+// notifications ended and did not fail. It is written only if the caller wants every outcome at its
+// outcomes URL. Workers write such records when they have finished an envelope, and the API writes
+// one when a receipt arrives. The topic is internal: callers get the outcomes by callbacks, not
+// from the topic.
 type Ended struct {
 	Version   int             `json:"version"` // 1
 	Caller    string          `json:"caller"`
@@ -31,9 +33,9 @@ type EndedReceiver struct {
 	Code     string `json:"code,omitempty"`
 	Provider string `json:"provider,omitempty"`
 	Attempts int    `json:"attempts,omitempty"` // number of provider calls
-	// Look is true if Status and the other fields above are not yet the final outcome. The callback
-	// then gets the state that Fold computes from all rows of the receiver at the time of the
-	// callback.
+	// Look is true if Status and the other fields above are not yet the final outcome. Then they
+	// are replaced: when the callback is made, Fold computes the state from all rows of the
+	// receiver.
 	Look bool `json:"look,omitempty"`
 	// Receipt is true if the record comes from a provider's receipt. A receipt may arrive before
 	// the outcome row of its call is durable. The reader of the record then reads the rows again

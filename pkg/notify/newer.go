@@ -8,9 +8,9 @@ import (
 
 // ErrNewer means that a newer release wrote a record or a row. The record or row is not damaged
 // (that would be ErrCorrupt), but this release cannot read it. This happens during a rolling
-// upgrade. A process of the newer release will handle the record or row. So a process that gets
-// ErrNewer must leave it as it is: not delete it, not rewrite it, not move it to the poison topic.
-// Nor may it commit an offset after that of the record.
+// upgrade. A process of the newer release will process the record or row later. So a process that
+// gets ErrNewer must leave it as it is: not delete it, not rewrite it, not move it to the poison
+// topic. Nor may it commit an offset after that of the record.
 var ErrNewer = errors.New("written by a newer release")
 
 // newerRetry is the RetryAfter of ErrNewer. A repeated request may reach a process of the newer

@@ -17,17 +17,18 @@ type RowKey struct {
 type RowKind uint8
 
 const (
-	// RowOutcome is written by the worker that handled the envelope.
+	// RowOutcome is written by the worker that processed the envelope.
 	RowOutcome RowKind = iota
 	// RowReceipt is a provider's delivery receipt. RowKey.First is the request index of its
 	// receiver.
 	RowReceipt
 )
 
-// ReceiptKey returns the row key of a receipt. The receipt reports the state s for the address with
-// the ordinal addr of the receiver with this request index. The parameter callKey is the row key of
-// the envelope that made the call. Receipts arrive in any order, and the same receipt may arrive
-// more than once. So each state of an address has its own row, and Fold decides which state counts.
+// ReceiptKey returns the row key of a receipt. The receipt reports the state s of one address. The
+// parameter index is the request index of the receiver, and addr is the number of the address among
+// the receiver's addresses. The parameter callKey is the row key of the envelope that made the
+// call. Receipts arrive in any order, and the same receipt may arrive more than once. So each state
+// of an address has its own row, and Fold decides which state counts.
 func ReceiptKey(callKey RowKey, index uint32, addr uint8, s State) RowKey {
 	callKey.Kind, callKey.First = RowReceipt, index
 	callKey.Deferrals = uint16(addr)<<8 | uint16(s)
@@ -41,7 +42,7 @@ type Row struct {
 	Key    RowKey
 	Count  uint32   // receivers of the envelope
 	Digest uint64   // ColumnDigest of the envelope's receivers
-	Index  []uint32 // request index of each position; nil for originals: the body of their chunk holds the indexes
+	Index  []uint32 // request index of each position; nil for originals, whose envelopes hold the indexes
 
 	DoneUpTo    uint32 // every position below has an outcome
 	StartedUpTo uint32 // every position below may have been sent to a provider
@@ -84,7 +85,7 @@ type Exception struct {
 	Addr     uint8 // ordinal of the address; 0 for the first or only address
 	Of       uint8 // number of addresses tried; 0 and 1 both mean one address
 	State    State
-	Retry    bool   // only in State Deferred: true: the next envelope is a retry (attempt + 1); false: it is a deferral
+	Retry    bool   // only in State Deferred: the next envelope is a retry (attempt + 1) if true, and a deferral if false
 	Wake     int64  // only in State Deferred: time of the next envelope, ms since 1970
 	Class    Class  // class of the provider's last answer; ClassAccepted if there was no call
 	Code     string // reason, such as "apns_unregistered", "opted_out", "no_address"
@@ -159,9 +160,9 @@ func StateOf(rows []Row, index, pos uint32) State {
 // If an address is Deferred in a row, a later envelope continues with the address, and the row of
 // that envelope replaces the state. A receipt can change the states Sent and Unknown.
 //
-// While a row is not done, Fold ignores its exceptions at and after position DoneUpTo, also those
-// of windows that finished early. If DeferredAt says that the receiver waits, the state is
-// Deferred, unless another row decides the state.
+// While a row is not done, Fold ignores its exceptions at and after position DoneUpTo, even those
+// of windows that finished before an earlier window. If DeferredAt says that the receiver waits,
+// the state is Deferred, unless another row decides the state.
 func Fold(rows []Row, index, pos uint32) Outcome {
 	out := Outcome{State: Accepted}
 	epoch := -1
@@ -177,7 +178,7 @@ func Fold(rows []Row, index, pos uint32) Outcome {
 	var addrs [256]State
 	count, whole := 0, None // whole: the state of the whole receiver if no call was made, or None
 	var wholeCode string
-	var held *Row // held: the row that says what the receiver waits for
+	var held *Row // held: the row for which DeferredAt says why the receiver waits
 	var waits Exception
 	for _, r := range rowsInOrder(rows, uint16(epoch)) {
 		p, ok := r.position(index, pos)

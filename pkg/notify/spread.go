@@ -8,10 +8,10 @@ import (
 	"time"
 )
 
-// Spread holds the number of parts over which requests are spread, and the history of that number. A
-// part is a shard of timers, or a partition of the log for users. The number can only be raised. A
-// request always uses the number that applied when its base was made. So its rows are still found after
-// the number was raised. A Spread is immutable.
+// Spread holds the number of parts over which requests are spread, and the history of that number.
+// A part is a shard of timers, or a partition of the log for users. The number can only be raised.
+// A request always uses the number that applied when its base was made. So the rows of the request
+// are still found after the number was raised. A Spread is immutable.
 type Spread struct{ steps []spreadStep } // both fields ascend from step to step
 
 type spreadStep struct {
@@ -56,8 +56,9 @@ func (s Spread) String() string {
 	return string(b)
 }
 
-// PartsOf returns the number of parts that applies to a request. The parameter base is the
-// request's base, or an id that begins with the base.
+// PartsOf returns the number of parts that applies to a request, which is the number at the time
+// when the request's base was made. The parameter base is the request's base, or an id that begins
+// with the base.
 func (s Spread) PartsOf(base []byte) int {
 	last := len(s.steps) - 1
 	if last <= 0 {

@@ -26,8 +26,8 @@ func AppendTargets(b []byte, ts []Target) []byte {
 }
 
 // AddressFromRequest reports whether an address field contains an address that came with the
-// request. A field with a list of targets never does, because a list has only addresses of the
-// user's profile.
+// request. A field with a list of targets never contains such an address, because the addresses in
+// a list come from the user's profile.
 func AddressFromRequest(field []byte) bool { return len(field) > 0 && field[0] != 0 }
 
 // Targets appends the targets of an address field to dst. If the field is one plain address, this

@@ -31,9 +31,9 @@ func HasControl(text string) bool { return strings.ContainsFunc(text, IsControl)
 //
 // Invisible characters are those of IsControl, and those that a display may omit by Unicode's
 // rules. Examples are the zero-width space, the soft hyphen, tags and fillers. But in some scripts,
-// words need joiners and variation selectors, which are also invisible. So HasHidden allows these
-// after a character of such a script. After a joiner, another character of such a script must
-// follow.
+// words need joiners and variation selectors, which are also invisible. So HasHidden allows a
+// joiner or a variation selector after a character of such a script; after a joiner, another
+// character of such a script must follow.
 func HasHidden(name string) bool {
 	const scripts = '\u0590'     // first character of the scripts that use joiners; Latin, Greek and Cyrillic come before it and use none
 	before, joined := ' ', false // joined: the previous character is a joiner

@@ -12,8 +12,9 @@ import (
 )
 
 // Asked knows which callers want every outcome of their notifications. It keeps a list of these
-// callers in memory. Watch returns a wrapper of the store of callers: a change through this wrapper
-// takes effect in this process at once. In other processes a change takes effect within AskedEvery.
+// callers in memory. Watch returns a wrapper of the store of callers. If a caller is changed
+// through this wrapper, the change takes effect in this process at once. In other processes a
+// change takes effect within AskedEvery.
 type Asked struct {
 	callers engine.Callers
 	every   time.Duration

@@ -74,8 +74,8 @@ func (f *Follower) Assigned(_ context.Context, tp log.TopicPartition) log.Partit
 	return &partitionFollower{f: f, tp: tp, toldBefore: map[string]*toldBefore{}}
 }
 
-// partitionFollower handles one partition. The consumer group calls it from one goroutine at a
-// time.
+// partitionFollower processes the records of one partition. The consumer group calls it from one
+// goroutine at a time.
 type partitionFollower struct {
 	f  *Follower
 	tp log.TopicPartition
@@ -86,7 +86,8 @@ type partitionFollower struct {
 }
 
 // toldBefore is the content of a caller's triggers that were made before a crash. An outcome that
-// was not ready at that time is in none of them, even if its place is before the place last.
+// was not ready before the crash is in none of these triggers, even if its place is before the
+// field last.
 type toldBefore struct {
 	last     outcomePlace // place of the last outcome in these triggers
 	outcomes map[toldKey]struct{}
@@ -257,11 +258,12 @@ func (h *partitionFollower) createTriggers(ctx context.Context, caller string, e
 }
 
 // pack makes one payload from outcomes at the beginning of es. The result body is the JSON of the
-// payload, or nil if no outcome is to be sent now. The result n is how many outcomes of es were
-// handled. Of these, the outcomes in told are in the payload, and those in early are not ready yet.
-// All others are never sent, or are already in triggers from before a crash (the parameter before).
-// A payload does not have outcomes on both sides of the place before.last, so that the outcomes
-// after this place make the same triggers as before the crash.
+// payload, or nil if no outcome is to be sent now. The result n is how many outcomes at the
+// beginning of es are dealt with: those in told are in the payload, and those in early are not
+// ready yet. The rest of these n outcomes are never sent, or are already in triggers that were made
+// before a crash (the parameter before). A payload never has outcomes both up to the place
+// before.last and after it. So the outcomes after this place make the same triggers as they would
+// have made without the crash.
 func (f *Follower) pack(ctx context.Context, c *engine.Caller, es []outcomeEvent, before *toldBefore) (body []byte, n int, told, early []outcomeEvent, err error) {
 	p := newPacker(c.ID)
 	for ; n < len(es); n++ {

@@ -193,8 +193,8 @@ func (t *Teller) createTriggers(ctx context.Context, c *engine.Caller) error {
 }
 
 // packFailures makes one payload from the first dead letters in ds, as many as fit, but at least
-// one. n is the number of dead letters in the payload. packFailures stops before a dead letter of a
-// trigger, which must not be sent; see countSkipped.
+// one. n is the number of dead letters in the payload. packFailures stops before a dead letter
+// whose channel is the channel of triggers, because it must not be sent; see countSkipped.
 func packFailures(caller string, ds []engine.DeadLetter) (body []byte, n int, err error) {
 	p := newPacker(caller)
 	for i := range ds {
@@ -221,7 +221,8 @@ func packFailures(caller string, ds []engine.DeadLetter) (body []byte, n int, er
 
 // countSkipped returns how many dead letters at the beginning of ds are not sent to the caller. It
 // skips those that failed before the time in the parameter since (in ms since 1970). It also skips
-// those of triggers, because a failed trigger would otherwise cause another trigger, and so on.
+// the dead letters of failed triggers, because otherwise a failed trigger would cause another
+// trigger, and so on.
 func countSkipped(ds []engine.DeadLetter, since int64) (n int) {
 	for n < len(ds) && (ds[n].LastFailed < since || ds[n].Channel == deadletter.ChannelTrigger) {
 		n++

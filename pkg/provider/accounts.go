@@ -12,10 +12,10 @@ import (
 )
 
 const (
-	firstBlock   = time.Second // doubles with each refusal in a row
+	firstBlock   = time.Second // first block of an account if the provider names no time; doubles with each further refusal in a row
 	longestBlock = time.Minute
 	blocksMaxAge = 250 * time.Millisecond // greatest age of this process's copy of the shared blocks
-	longestWait  = time.Second            // longest wait before a waiting call asks again
+	longestWait  = time.Second            // longest wait before the first call in a queue asks for a permit again
 )
 
 // accounts contains the accounts of a provider and gives permits to use them. The rates, blocks and
@@ -24,12 +24,13 @@ const (
 // A call that needs a permit waits in the queue of its lane (see admit). Each queue is ordered by
 // category and then by arrival. Only the first call in each queue asks the pool, so a thousand
 // waiting calls need one timer. While a call of the fast lane waits, the bulk lane gets no permit.
-// The bulk lane never gets more than its share of an account's slots.
+// Each concurrent call uses a slot of its account. The bulk lane never gets more than its share of
+// the slots.
 type accounts struct {
 	provider      string
 	pool          *limit.Pool
 	bulkShare     float64
-	gather        time.Duration // a permit for many messages may wait this long for tokens
+	gather        time.Duration // a call with many messages may wait this long for more tokens; see minWorth
 	perCall       bool          // each message is a separate call and needs a slot
 	shared        bool          // blocks are shared with other processes
 	sharedBuckets *limit.Shared // token buckets shared by all processes; nil: each process has its own
@@ -49,7 +50,8 @@ type accounts struct {
 type Share struct{ Fast, Bulk float64 }
 
 // shareRaisedAfter is the delay before a greater share takes effect. Another process had the added
-// part before, and its calls can end during the delay. A smaller share takes effect at once.
+// part before, and the calls of that process can end during the delay. A smaller share takes effect
+// at once.
 const shareRaisedAfter = time.Second
 
 type account struct {
@@ -170,7 +172,7 @@ func (p *accounts) outOfService(now, at time.Time) error {
 	return e
 }
 
-// callEnded tells the circuit breaker of the account the result of a call.
+// callEnded reports the result of a call to the account's circuit breaker.
 func (p *accounts) callEnded(a *account, class notify.Class) {
 	p.pool.Report(time.Now(), a.name, limit.OutcomeOf(class), 1)
 	if class == notify.ClassAccepted {

@@ -30,7 +30,7 @@ type bearer struct {
 	retry time.Duration
 	log   *slog.Logger
 
-	mintLock chan struct{} // a lock made of a channel, so that waiting for the lock can end with a context
+	mintLock chan struct{} // a channel used as a lock, so that a context can end the wait for the lock
 	current  atomic.Pointer[bearerToken]
 	failure  struct { // guarded by mintLock
 		err   error

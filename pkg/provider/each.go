@@ -6,9 +6,9 @@ import (
 )
 
 // forEachIndex calls a function once for every index below n. It makes the calls in several
-// goroutines; the parameter width is the largest number of them. Each goroutine calls worker once
-// to get a function of its own, and then calls only that function. forEachIndex returns when all
-// calls have ended.
+// goroutines; the parameter width is the largest number of goroutines. Each goroutine calls worker
+// once to get a function of its own, and then calls only that function. forEachIndex returns when
+// all calls have ended.
 func forEachIndex(n, width int, worker func() func(i int)) {
 	width = min(n, width)
 	if width <= 1 {

@@ -85,8 +85,8 @@ func (e Endpoint) transport() *http.Transport {
 		DisableCompression:     true,
 		MaxResponseHeaderBytes: maxAnswer,
 		Protocols:              new(http.Protocols),
-		// This is shorter than the servers' own limits. So a request is rarely sent on a connection
-		// that the server is closing; the result of such a request would be ambiguous.
+		// Servers close idle connections only after a longer time. So a request is rarely sent on a
+		// connection that the server is closing; the result of such a request would be ambiguous.
 		IdleConnTimeout: 30 * time.Second,
 	}
 	t.Protocols.SetHTTP1(true)

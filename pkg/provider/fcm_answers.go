@@ -11,7 +11,7 @@ import (
 // fcmCodes is the table of FCM's error answers, by the errorCode of FcmError. If there is no
 // errorCode, the status of the error is used.
 var fcmCodes = map[string]answerRule{
-	"INVALID_ARGUMENT":       {class: notify.ClassPermanent}, // unless it concerns the token, see fcmResult
+	"INVALID_ARGUMENT":       {class: notify.ClassPermanent}, // a dead address instead if FCM says that the token is not valid, see fcmResult
 	"UNREGISTERED":           {class: notify.ClassDeadAddress},
 	"NOT_FOUND":              {class: notify.ClassDeadAddress},
 	"SENDER_ID_MISMATCH":     {class: notify.ClassDeadAddress, then: otherProject},

@@ -54,8 +54,9 @@ func (m *permit) giveBack() (slots int) {
 	tokens := m.tokens
 	slots, m.tokens, m.slots = m.slots, 0, 0
 	m.mu.Unlock()
-	// If no token was used, no call was made. But the account's circuit breaker may have given this
-	// permit to test the account. So tell it that there is no result to wait for.
+	// If no token was used, no call was made. But the account's circuit breaker may have allowed
+	// this permit only to test the account. So tell the breaker that there is no result to wait
+	// for.
 	if tokens == m.size {
 		m.accounts.pool.Report(time.Now(), m.account.name, limit.Neutral, 1)
 	}

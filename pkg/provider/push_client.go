@@ -61,7 +61,7 @@ type pushClient struct {
 	sends sync.Pool // of *pushSend
 
 	mu     sync.Mutex   // guards the fields below
-	signed *bearerToken // the token in the header fields below
+	signed *bearerToken // the token that the header fields in kinds contain
 	kinds  map[pushKind]*h2.Fields
 }
 
@@ -113,8 +113,8 @@ func (p *pushClient) Run(ctx context.Context) error {
 	return err
 }
 
-// judgeAnswer returns what an answer means for its connection. If the answer is throttled,
-// judgeAnswer also stops all other calls.
+// judgeAnswer returns what an answer means for its connection. If the class of the answer is
+// ClassThrottled, judgeAnswer also stops all other calls for the RetryAfter of the answer's result.
 func (p *pushClient) judgeAnswer(r *h2.Request) h2.Verdict {
 	a := frameAnswer(r)
 	res, then := p.meaning(&a, time.Now())

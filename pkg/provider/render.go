@@ -25,7 +25,7 @@ const (
 // once per call.
 type Template struct {
 	parts []templatePart
-	names []string // names of the variables, each once, in the order of first use
+	names []string // names of the variables, without duplicates, in the order of first use
 	enc   Encoding
 }
 
@@ -79,8 +79,8 @@ func (t *Template) Static() bool { return len(t.names) == 0 }
 // Empty reports whether the text was empty.
 func (t *Template) Empty() bool { return t.Static() && t.parts[0].text == "" }
 
-// Names returns the names of the template's variables, each once. The caller must not change the
-// slice.
+// Names returns the names of the template's variables, without duplicates. The caller must not
+// change the slice.
 func (t *Template) Names() []string { return t.names }
 
 // Append renders the template and appends it to dst. The rendered text may have at most maxBytes

@@ -108,8 +108,8 @@ func NewSendGrid(cfg SendGridConfig) (*SendGrid, error) {
 
 // Admit waits until up to n mails of a category may be sent. Mails of the category "otp" go first.
 // Admit returns a permit for as many mails as may be sent now in one request. If no pool is in
-// service, it returns a *notify.Error with RetryAfter at once. If ctx ends first, it returns ctx's
-// error. The caller releases the permit after Send.
+// service, it does not wait and returns a *notify.Error with RetryAfter. If ctx ends first, it
+// returns ctx's error. The caller releases the permit after Send.
 func (s *SendGrid) Admit(ctx context.Context, cat notify.Category, n int) (notify.Permit, error) {
 	return s.accounts.admitFor(ctx, notify.Email, cat, min(n, sendGridBatch))
 }

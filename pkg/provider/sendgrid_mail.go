@@ -196,9 +196,9 @@ func appendContent[T string | []byte](b []byte, text, html T) []byte {
 	return append(b, ']')
 }
 
-// nextBatch splits the receivers in parts: it returns the receivers of the next request (batch) and
-// the other receivers (rest). A request has at most 1,000 receivers, and no address twice. A
-// receiver whose field alone is true gets a separate request.
+// nextBatch divides the receivers that the slice parts holds: it returns the receivers of the next
+// request (batch) and all others (rest). A request has at most 1,000 receivers, and no address
+// twice. A receiver whose field alone is true gets a separate request.
 func (m *mailing) nextBatch(parts []personalization) (batch, rest []personalization) {
 	if parts[0].alone {
 		return parts[:1], parts[1:]

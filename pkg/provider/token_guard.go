@@ -10,13 +10,14 @@ import (
 // tokenGuard prevents a push client from suppressing every device because a topic, an environment
 // or a project is configured wrongly. Until the provider has accepted a push of this process,
 // nothing proves that the credentials fit the device tokens. If the provider reports a token as
-// dead in that time, only the item fails, and the token is not suppressed. After guardLeast such
-// answers, the next items that get such an answer end with ClassConfig and wait for the operator.
-// After the first accepted push, the guard does nothing more, because the credentials do not change
-// while the process runs.
+// dead in that time, the item fails, but the token is not put into the suppression list. From the
+// answer number guardLeast on, items that get such an answer end with ClassConfig instead of
+// failing, and wait for the operator. After the first accepted push, the guard does nothing more,
+// because the credentials do not change while the process runs.
 //
-// Tokens that came with requests do not count. Otherwise a caller could stop the pushes of all
-// callers by sending requests with 200 invented tokens. tokenGuard is safe for concurrent use.
+// Tokens that came with requests, and not from profiles, do not count. Otherwise a caller could
+// stop the pushes of all callers by sending requests with 200 invented tokens. tokenGuard is safe
+// for concurrent use.
 type tokenGuard struct {
 	code   string // code of the results after guardLeast dead tokens
 	log    *slog.Logger

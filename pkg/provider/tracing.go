@@ -7,8 +7,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/provider/h2"
 )
 
-// traceHeader is the W3C trace context of a call. All requests of the call carry it. It is made once
-// per call. If the call has no context, traceHeader costs only one comparison for each request.
+// traceHeader is the W3C trace context of a call. All requests of the call carry it. It is made
+// once per call. If the call has no trace context, traceHeader costs only one comparison for each
+// request.
 type traceHeader struct{ parent, state []string }
 
 func traceOf(call *notify.Call) (t traceHeader) {

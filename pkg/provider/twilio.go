@@ -107,8 +107,8 @@ func NewTwilio(cfg TwilioConfig) (*Twilio, error) {
 
 // Admit waits until up to n messages of a category may be sent. Messages of the category "otp" go
 // first. Admit returns a permit for as many messages as may be sent now over one account. If no
-// account is in service, it returns a *notify.Error with RetryAfter at once. If ctx ends first, it
-// returns ctx's error. The caller releases the permit after Send.
+// account is in service, it does not wait and returns a *notify.Error with RetryAfter. If ctx ends
+// first, it returns ctx's error. The caller releases the permit after Send.
 func (t *Twilio) Admit(ctx context.Context, cat notify.Category, n int) (notify.Permit, error) {
 	return t.accounts.admitFor(ctx, notify.SMS, cat, n)
 }
@@ -149,7 +149,7 @@ func (t *Twilio) Send(ctx context.Context, call *notify.Call, report notify.Repo
 }
 
 // send delivers one item. If the account is throttled or refused, Twilio did not process the item.
-// Then send tries another account, at most as many times as there are accounts.
+// Then send tries another account. It makes at most as many requests as there are accounts.
 func (t *Twilio) send(ctx context.Context, m *smsRenderer, it *notify.Item) notify.Result {
 	form, err := m.form(it, time.Now())
 	if err != nil {
@@ -169,8 +169,8 @@ func (t *Twilio) send(ctx context.Context, m *smsRenderer, it *notify.Item) noti
 			return r
 		}
 		// A user may opt out during a wait for another account. A caller that gives a permit checks
-		// opt-outs again before each call. So for such a caller, do not wait, but report the item
-		// as busy.
+		// opt-outs again before each call. So if the caller gave a permit, do not wait here, but
+		// report the item as busy.
 		if m.call.Permit != nil {
 			permit, err = t.accounts.tryAdmit(ctx, lane)
 		} else {

@@ -113,9 +113,9 @@ const (
 	asStrings                  // as a JSON string; objects, lists and null become a string with their JSON text
 )
 
-// appendObject appends all variables as one JSON object. If the receiver's variables and the shared
-// variables have one of the same name, it appends only the receiver's variable. It reports whether
-// there is any variable.
+// appendObject appends all variables as one JSON object. If the receiver and the request both have
+// a variable of the same name, it appends only the receiver's variable. It reports whether there is
+// any variable.
 func (v *Variables) appendObject(dst []byte, form valueForm) ([]byte, bool) {
 	n := 0
 	dst = append(dst, '{')

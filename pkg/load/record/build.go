@@ -32,11 +32,11 @@ type Recorded struct {
 	trace []byte
 }
 
-// traceSlot is the resolution of a trace. A line of the trace file is for all requests of the same
-// size in one slot.
+// traceSlot is the resolution of a trace. A line of the trace file describes all requests of the
+// same size in one slot.
 const traceSlot = 100 * time.Millisecond
 
-// The largest values that a scenario accepts.
+// The largest values that a scenario accepts: messages of a batch, bytes of a text, and users.
 const (
 	maxBatch = 1000
 	maxBytes = 16 << 10
@@ -82,7 +82,8 @@ func (r *Recorder) Steps() []Recorded {
 	return out
 }
 
-// recordedStep makes the step of a stream. The parameter rs holds the requests of the stream.
+// recordedStep makes one step from the requests of a stream that have the same target. The
+// parameter rs counts these requests.
 func (r *Recorder) recordedStep(target string, st stream, rs requestCounts) Recorded {
 	s := r.streams[st]
 	if st.trigger {
@@ -152,8 +153,9 @@ func stepUsers(k *Skew, largest int, target string) load.Users {
 	return u
 }
 
-// traceOf returns the lines of a trace. A line holds seconds and the number of requests. If any
-// request has more than one message, a line also holds the number of messages of each request.
+// traceOf returns the lines of a trace. A line holds a time, in seconds since the start, and the
+// number of requests. If any request has more than one message, every line also holds the number of
+// messages of each request.
 func traceOf(rs requestCounts, largest int) []byte {
 	var b bytes.Buffer
 	b.WriteString("# seconds, requests")

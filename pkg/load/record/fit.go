@@ -40,8 +40,9 @@ type Skew struct {
 	once     bool    // true: no user got more than one message
 }
 
-// minMessages is the lowest number of messages with which a user is used for the fit. For users
-// with fewer messages, the share depends more on chance than on the distribution.
+// minMessages decides which users are used to compute the exponent: only those with at least this
+// number of messages. The share of a user with fewer messages depends more on chance than on the
+// distribution.
 const minMessages = 10
 
 // skewOf describes how messages are spread over users. The parameter byUser holds the number of

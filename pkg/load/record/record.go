@@ -9,9 +9,9 @@
 // A scenario contains no content, and no name of a user, caller or message. The Recorder stores
 // users and callers only as hashes. The seed of the hash exists only in the Recorder.
 //
-// What may go wrong: messages may be missing. If the log begins after the start of the period, the
-// result short of Log is true. If an archive ends before the end of the period, Latest is before
-// Until.
+// What may go wrong: messages may be missing. If the log begins within the period, the method Log
+// returns true as its result short. If an archive ends before the end of the period, Latest returns
+// an earlier time than Until.
 //
 // Start reading at Recorder.Add.
 package record
@@ -48,14 +48,14 @@ type Recorder struct {
 	seed         maphash.Seed
 
 	streams map[stream]*streamStats
-	// moments holds the number of messages in each moment, without fan-outs.
+	// moments counts the messages of each momentKey, without the messages of fan-outs.
 	moments map[momentKey]int
-	fanouts map[fanoutKey]*fanoutStats // fan-outs
-	latest  time.Time                  // latest acceptance of any message, inside or outside the period
+	fanouts map[fanoutKey]*fanoutStats
+	latest  time.Time // latest acceptance of any message, inside or outside the period
 }
 
-// stream identifies the messages that become one step of the scenario. If some of the messages were
-// sent in batches and others as single requests, they become two steps.
+// stream identifies the messages that become one step of the scenario. If some of these messages
+// were sent in batches and others as single requests, the stream becomes two steps.
 type stream struct {
 	trigger, fanout, later bool
 	channel                notify.Channel
@@ -92,8 +92,8 @@ type streamStats struct {
 //
 // The id of a message does not show to which request it belonged. So the Recorder guesses: messages
 // of one caller, channel and category in the same millisecond and with the same trace id were one
-// batch. If trace ids are not known, it takes such messages for one batch if there are at least
-// batchFrom of them.
+// batch. If trace ids are not known, messages of one caller, channel and category in the same
+// millisecond count as one batch only if there are at least batchFrom such messages.
 func New(since, until time.Time, batchFrom int) (*Recorder, error) {
 	switch {
 	case !since.Before(until):
@@ -118,8 +118,8 @@ func (r *Recorder) Since() time.Time { return r.since }
 // Until returns the end of the recorded period.
 func (r *Recorder) Until() time.Time { return r.until }
 
-// Latest returns when the youngest message of all calls of Add was accepted, inside or outside the
-// period. It returns the zero time if Add was not called.
+// Latest returns the latest time of acceptance of all messages that were passed to Add, inside or
+// outside the period. It returns the zero time if Add was not called.
 func (r *Recorder) Latest() time.Time { return r.latest }
 
 // Add counts a message, unless it was accepted outside the period.

@@ -15,9 +15,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// minLater is the shortest time between acceptance and append with which a message counts as
-// scheduled. Retries of an append delay a message by at most a second, so they do not count as a
-// schedule.
+// minLater separates scheduled messages from others: a message counts as scheduled if it was
+// appended minLater or more after its acceptance. Retries of an append delay a message by less than
+// this, at most by a second.
 const minLater = 2 * time.Second
 
 // Log records the messages in the log. A scheduled message is appended to the log only when it is
@@ -134,7 +134,8 @@ type Client interface {
 }
 
 // Server records the messages in the history of a server, and the server's triggers. If the
-// client's token allows only one caller's messages, it records only these messages.
+// client's token allows access to the messages of only one caller, Server records only these
+// messages.
 func (r *Recorder) Server(ctx context.Context, c Client) error {
 	q := api.NotificationQuery{Since: r.since, Until: r.until, Limit: 1000}
 	for {

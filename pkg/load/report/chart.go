@@ -141,7 +141,8 @@ func (c *chart) Y() (list []label) {
 	return list
 }
 
-// Marks returns the numbers of the marks, above the plot. Marks that are very close share a label.
+// Marks returns the labels above the plot, which are the numbers of the marks. Marks that are very
+// close to each other share a label.
 func (c *chart) Marks() (list []label) {
 	const least = 0.022
 	for i := 0; i < len(c.marks); {

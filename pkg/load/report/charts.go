@@ -11,8 +11,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/load"
 )
 
-// timeFrame holds what all charts over time of a run share: the time axis, the marks, and the shade
-// of every second phase.
+// timeFrame holds what all charts over time of a run share: the time axis, the marks, and the
+// shades behind every other phase.
 type timeFrame struct {
 	chart
 	r      *load.Result
@@ -20,7 +20,7 @@ type timeFrame struct {
 }
 
 // maxColumns is the highest number of points of a line over time, and maxHeat the highest number of
-// columns of the heat map. In a longer run each point or column is for a group of seconds.
+// columns of the heat map. In a longer run each point or column stands for a group of seconds.
 const maxColumns, maxHeat = 500, 240
 
 // ofSecond returns one figure of a second. ofGroup returns one figure of a group of seconds.
@@ -190,7 +190,7 @@ func (c *chart) asLogChart(title, about string) []*chart {
 func percentileCharts(r *load.Result) []*chart {
 	steps := measuredSteps(r)
 	var all, each percentileCurves
-	for _, k := range []kind{lag, service, response, endToEnd, late} { // the page draws the first curve below the others
+	for _, k := range []kind{lag, service, response, endToEnd, late} { // the page draws the first curve behind the others
 		all.add([kinds]int{2, 1, 0, 3, 5}[k], kindNames[k], steps, k)
 	}
 	list := all.chart("Percentiles", "Latency at each percentile, of all steps but warm-ups. Lag is the generator's own delay, service is from sending to the answer, response from when a message was due.")

@@ -15,16 +15,17 @@ import (
 // A percentile (of response, service and end to end) is worse if three conditions hold: it is
 // higher by more than Percent, by more than Floor, and by more than three times the noise. The
 // noise is the standard error of the difference between the two runs, estimated from their seconds.
-// If the figures of neighbouring seconds are similar, fewer seconds count, and the noise is larger.
-// A percentile is judged only if at least ten values are above it in both runs.
+// The more similar the figures of neighbouring seconds are, the fewer independent seconds there
+// are, and the larger is the noise. A percentile is judged only if at least ten values are above it
+// in both runs.
 //
 // The highest backlog is worse if three conditions hold: it is higher by more than Percent, by more
 // than a tenth of what B accepts per second, and by more than three times the spread of the
 // backlogs of the seconds.
 //
-// A rate is worse if it is lower by more than Percent. A count of losses, duplicates and similar is
-// worse if it is higher by any amount. Failures are worse if their share of the sent messages is
-// higher by more than 0.1 percentage points.
+// A rate is worse if it is lower by more than Percent. A count, such as the number of losses or
+// duplicates, is worse if it is higher by any amount. Failures are worse if their share of the sent
+// messages is higher by more than 0.1 percentage points.
 //
 // If the verdict of a run is GENERATOR_BOUND or INCONCLUSIVE, nothing is judged, because the
 // figures of such a run do not describe the server.
@@ -57,7 +58,7 @@ type Row struct {
 	Unit            string  `json:"unit"` // ns, /s, count or share
 	A               float64 `json:"a"`
 	B               float64 `json:"b"`
-	Noise           float64 `json:"noise,omitempty"` // three standard errors, in Unit
+	Noise           float64 `json:"noise,omitempty"` // three times the noise of a percentile or the spread of the backlogs, in Unit
 	Change          Change  `json:"change"`
 	UnjudgedBecause string  `json:"why,omitempty"` // why the figure was not judged
 }

@@ -9,7 +9,7 @@
 //	metrics.go  Prometheus metrics during a run
 //
 // Everything except Store is a pure function of a load.Result or load.Snapshot. Texts in a Result
-// come from scenarios that anybody may have written, so each form escapes them. A result that was
-// read from a file may be damaged. Decode checks it. A damaged histogram causes an error only when
-// its figures are needed. Start reading at WriteText.
+// come from scenarios that anybody may have written, so each kind of report escapes them. A result
+// that was read from a file may be damaged. Decode checks it, but not its histograms: a damaged
+// histogram causes an error only when its figures are needed. Start reading at WriteText.
 package report

@@ -13,14 +13,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/load"
 )
 
-// WriteHLog writes the histograms as a log in HdrHistogram's format 1.3. The Java tools of
+// WriteHLog writes the histograms of a run as a log in HdrHistogram's format 1.3. The Java tools of
 // HdrHistogram read this format (HistogramLogProcessor -tag). Values are nanoseconds. A tag is
 // PHASE/STEP/KIND, and each of the three is one word. A kind of latency has one line per interval
 // if the step has intervals of this kind. Otherwise it has one line for the whole run.
 //
-// WriteHLog formats the lines itself. The writer of hdrhistogram-go would cut the start to whole
-// seconds, and would decode and encode every histogram again. The tests read the log with the
-// reader of hdrhistogram-go. scripts/hlog-java.sh reads it with the Java reader.
+// WriteHLog formats the lines itself. The writer of hdrhistogram-go would cut the start of each
+// line to whole seconds, and would decode and encode every histogram again. The tests read the log
+// with the reader of hdrhistogram-go. scripts/hlog-java.sh reads it with the Java reader.
 func WriteHLog(w io.Writer, r *load.Result) error {
 	out := bufio.NewWriter(w)
 	lib := hdrhistogram.NewHistogramLogWriter(out)

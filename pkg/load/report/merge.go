@@ -18,12 +18,12 @@ import (
 
 // Merge makes one result from the results of the segments of a run. It adds totals, counts per
 // second, errors, the heat map and histograms. So totals and percentiles are the same as if one
-// generator had sent everything. Only percentiles of one second cannot be added; for each second,
-// Merge takes the highest of all segments. Rates cover the time from the first start to the last
-// end.
+// generator had sent everything. Only the percentiles of a single second cannot be added. So for
+// each second, Merge takes the highest percentile of all segments. Rates cover the time from the
+// first start to the last end.
 //
-// All segments must have the same scenario and seed, and each of the n segments must occur exactly
-// once. Otherwise Merge returns an error of notify.KindInvalid that names the segment.
+// All segments must have the same scenario and seed, and every segment of the run must occur
+// exactly once. Otherwise Merge returns an error of notify.KindInvalid that names the segment.
 func Merge(parts []*load.Result) (*load.Result, error) {
 	parts = slices.Clone(parts)
 	if err := checkSegments(parts); err != nil {
@@ -75,7 +75,8 @@ func Merge(parts []*load.Result) (*load.Result, error) {
 	})
 	slices.SortFunc(m.Seconds, func(a, b load.SecondRow) int { return cmp.Compare(a.Second, b.Second) })
 	open := int64(0)
-	// If the segments share a server, each segment has counted the deliveries of all segments.
+	// If the segments share a server, each segment has counted the deliveries of all segments, so
+	// their backlogs cannot be added. Compute the backlog from the merged counts.
 	for i := range m.Seconds {
 		if r := &m.Seconds[i]; shared {
 			open += r.Acked - r.Delivered
@@ -182,8 +183,8 @@ func mergeRest(m *load.Result, parts []*load.Result) {
 }
 
 // mergeThreshold adds the threshold t of a segment to m. Normally m keeps the threshold of the
-// first segment. If the kept threshold is met and t is not, m keeps t instead, also if t has no
-// known value. If both are met, but only t has a known value, m keeps t too.
+// first segment. If the kept threshold is met and t is not, m keeps t instead, even if t has no
+// known value. If both are met and only t has a known value, m also keeps t instead.
 func mergeThreshold(m *load.Result, t load.ThresholdState) {
 	i := slices.IndexFunc(m.Thresholds, func(o load.ThresholdState) bool { return o.Expr == t.Expr })
 	if i < 0 {

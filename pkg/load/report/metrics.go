@@ -10,8 +10,8 @@ import (
 )
 
 // MetricsHandler serves the latest snapshot of a run in the formats of Prometheus. For each scrape
-// it calls the function latest once, in any goroutine. This function returns nil as long as the run
-// has not begun. docs/metrics-load.md lists the metrics.
+// it calls the function latest once; several goroutines may do so at the same time. The function
+// latest returns nil as long as the run has not begun. docs/metrics-load.md lists the metrics.
 func MetricsHandler(latest func() *load.Snapshot) http.Handler {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(&collector{latest})

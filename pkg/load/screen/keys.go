@@ -109,8 +109,8 @@ func (m *model) handleKey(k tea.KeyPressMsg) tea.Cmd {
 	return nil
 }
 
-// interrupt handles Ctrl-C. The first Ctrl-C stops the run. A second Ctrl-C leaves the screen at
-// once.
+// interrupt acts on Ctrl-C. If the user may stop the run, the first Ctrl-C stops it, and the second
+// Ctrl-C leaves the screen at once. Otherwise the first Ctrl-C leaves the screen.
 func (m *model) interrupt() tea.Cmd {
 	switch {
 	case m.ended || m.player() != nil:
@@ -127,8 +127,9 @@ func (m *model) interrupt() tea.Cmd {
 // steerStep is the factor by which + multiplies the rate and - divides it.
 const steerStep = 1.1
 
-// askSteer handles a key that changes the arrivals. Before the first change of a run it asks for
-// confirmation, because after a change the run does not measure the planned rate.
+// askSteer acts on a key that pauses the sending of a run or changes its rate. Before the first
+// change it asks for confirmation, because after a change the run does not measure the planned
+// rate.
 func (m *model) askSteer(name string) {
 	switch {
 	case !m.steerable():

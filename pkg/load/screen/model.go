@@ -16,7 +16,7 @@ import (
 type Options struct {
 	Source  Source
 	Control Control // nil: the user may only watch
-	Steer   Steerer // nil: the user cannot change the arrivals
+	Steer   Steerer // nil: the user cannot pause the sending or change its rate
 	// Name is shown in the header until the first snapshot with a name arrives.
 	Name string
 	// If ASCII is true, only ASCII characters are drawn, except in texts of users.
@@ -27,7 +27,7 @@ type Options struct {
 	Now func() time.Time
 }
 
-// layer is a dialog over the panels. It gets the keys.
+// layer is a dialog over the panels. While a layer is open, it gets the keys.
 type layer int
 
 const (
@@ -36,7 +36,7 @@ const (
 	layerFilter
 	layerMark
 	layerStop  // asks whether the run should stop
-	layerSteer // before the first change: asks whether the arrivals should change
+	layerSteer // asks for confirmation before the sending is paused or its rate changed for the first time
 )
 
 // panel identifies a panel. panelAll shows several panels at once.
@@ -81,7 +81,7 @@ type model struct {
 	messageAt time.Time
 
 	stopping        bool   // true: the run is being stopped
-	pendingSteerKey string // the key with which the user wants to change the arrivals, while layerSteer is open
+	pendingSteerKey string // key of a change of the sending that the user has confirmed or must confirm; empty: none
 	left            Left
 	frame           string // the last frame; empty: the frame must be drawn again
 }
@@ -91,9 +91,9 @@ type Left int
 
 // The ways to leave.
 const (
-	LeftAtEnd   Left = iota // the run had ended
-	LeftRunning             // the user pressed Q: the run continues without the screen
-	LeftAtOnce              // the user pressed Ctrl-C for the second time
+	LeftAtEnd   Left = iota // the run had ended, or a replay was shown
+	LeftRunning             // the user pressed Q, or q without a Control: the run continues without the screen
+	LeftAtOnce              // the user pressed Ctrl-C for the second time, or once without a Control
 )
 
 type tickMsg struct{}
@@ -192,8 +192,8 @@ func (m *model) player() Player {
 }
 
 // matches reports whether the filter selects a step. Each word of the filter must occur in the
-// phase, name, target, channel or category of the step. A word such as channel:push is searched
-// only in the field that it names.
+// phase, name, target, channel or category of the step. For a word such as channel:push, only the
+// named field (channel) is searched, for the text after the colon.
 func (m *model) matches(s *load.StepSnapshot) bool {
 	for _, w := range strings.Fields(strings.ToLower(m.filter)) {
 		field, value, named := strings.Cut(w, ":")

@@ -172,7 +172,8 @@ func minSeconds(m *model) int {
 
 // resample converts a series with one value per second to the dots of a chart. If there are more
 // seconds than dots, each dot is the mean of several seconds; otherwise a second has several dots.
-// The dots together cover all values, and at least minCount seconds.
+// The parameter dots is the width of the chart, which covers at least minCount seconds. If there
+// are fewer values, resample returns fewer dots, and the chart stays empty on the left.
 func resample(values []float64, dots, minCount int) []float64 {
 	n := len(values)
 	if n == 0 || dots <= 0 {
@@ -293,8 +294,9 @@ func heatHeight(m *model) int {
 }
 
 // heatCells adds up latency counts for the cells of the heat map. Each line of the result covers
-// perLine buckets; the first line begins with the bucket lo. The cells of a line cover all columns,
-// and at least minCols columns. The oldest cell comes first.
+// perLine buckets; the first line begins with the bucket lo. The oldest cell of a line comes first.
+// The cells cover at least minCols columns: if there are fewer columns, the oldest cells stay
+// empty.
 func heatCells(cols []load.HeatColumn, cells, minCols, lo, perLine, lines int) [][]int64 {
 	grid := make([][]int64, lines)
 	for l := range grid {

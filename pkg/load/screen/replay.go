@@ -116,7 +116,7 @@ func (p *Replay) Latest() *load.Snapshot {
 	return p.shown
 }
 
-// snapshotAt returns the snapshot of the run after this many seconds.
+// snapshotAt returns the snapshot of the run after the given number of seconds.
 func (p *Replay) snapshotAt(second int) *load.Snapshot {
 	r := p.result
 	s := &load.Snapshot{

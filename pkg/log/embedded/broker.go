@@ -28,10 +28,10 @@ type Broker struct {
 	watch     *watcher
 	checked   checkResult
 	cuts      []Truncation
-	endsMu    sync.Mutex // held while an ends file is written; a trim keeps it until it has removed the records
+	endsMu    sync.Mutex // held while an ends file is written; a trim holds it until the records are removed
 	ends      ends       // content of the last written ends file
 
-	trimming sync.Mutex // held while records are removed, or while no record may be removed
+	trimming sync.Mutex // held by a trim while it removes records, and by HoldTrim, so that no trim removes records
 	door     *door      // nil: the broker was started by Virtual
 	dial     func(ctx context.Context, network, address string) (net.Conn, error)
 }

@@ -25,8 +25,9 @@ import (
 
 // checker reads every batch of a log before the broker opens the log. Without the check, the broker
 // would cut a segment at its first bad checksum and only log a warning. The records after the
-// damage would be lost, too, and new records would get their offsets. Groups and the history have
-// already stored positions after these offsets, so they would skip the new records.
+// damage would be lost, too, and new records would get the offsets of the lost records. Groups and
+// the history have already stored positions after these offsets, so they would skip the new
+// records.
 type checker struct {
 	cfg     Config
 	now     time.Time
@@ -46,7 +47,7 @@ type checkResult struct {
 	ends   ends            // the last stored ends
 	next   map[place]int64 // end of each partition
 
-	commits map[place]map[string]int64 // by partition and group
+	commits map[place]map[string]int64 // committed offset of each partition and group
 }
 
 // check finds the damage of the log in the folder cfg.Dir, writes the losses to the report, and
@@ -258,8 +259,8 @@ func (c *checker) checkPartition(p place, segments []int64) (next int64, err err
 
 // checkStart finds missing segments at the start of a partition. The parameter raw is the content
 // of the first segment that exists, and base is its first offset. Only a trim may remove segments
-// at the start, and before it does so it stores the new first offset. So segments after that offset
-// must exist.
+// at the start, and it first stores the new first offset of the partition. So all segments from
+// that offset on must exist.
 func (c *checker) checkStart(p place, base int64, raw []byte) {
 	at, ok := c.ends.of(p)
 	if !ok || at.Start >= base || at.Start >= at.End {
@@ -324,8 +325,8 @@ func countOf(raw []byte) int64 {
 	return n
 }
 
-// addLoss adds a gap to the losses. If bytes were found in the gap, it keeps them in a file, so
-// that they can be investigated.
+// addLoss adds a gap to the losses. If bytes were found in the gap, addLoss also plans to write
+// them to a file, so that people can examine them.
 func (c *checker) addLoss(p place, g gap) {
 	l := Loss{
 		Topic: p.topic, Partition: p.partition, From: g.from, To: g.to, Found: c.now.UTC().Truncate(time.Millisecond),
@@ -348,8 +349,8 @@ func (c *checker) addLoss(p place, g gap) {
 }
 
 // queueRewrite plans the replacement of a segment and its index, which happens after the losses
-// were reported. The replacement first removes the broker's snapshot of the partition, because the
-// snapshot describes the old files.
+// were reported. Before the replacement, the broker's snapshot of the partition is removed, because
+// it describes the old files.
 func (c *checker) queueRewrite(folder string, base int64, raw []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -22,7 +22,7 @@ type door struct {
 	conns  chan net.Conn  // connections that the broker has not accepted yet
 	slots  chan struct{}  // holds a token for each connection through the port
 	closed chan struct{}  // closed by Close
-	close  sync.Once      // closes the channel closed only once
+	close  sync.Once      // makes every call of Close except the first do nothing
 	loops  sync.WaitGroup // goroutines of serve
 }
 
@@ -71,8 +71,8 @@ func (d *door) listenSocket(name string) error {
 }
 
 // serve accepts connections from a listener in a goroutine until the door is closed. It passes each
-// connection to the function wrap, and the connection that this function returns to the broker. The
-// function returns nil if it has closed the connection.
+// connection to the function wrap. The broker gets the connection that wrap returns. If wrap
+// returns nil, it has closed the connection, and the broker gets nothing.
 func (d *door) serve(l net.Listener, wrap func(net.Conn) net.Conn) {
 	d.ways = append(d.ways, l)
 	d.loops.Go(func() {

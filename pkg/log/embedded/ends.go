@@ -116,9 +116,9 @@ func writeEnds(dir string, e *ends) error {
 	return err
 }
 
-// writeEndsEvery writes the ends once in each Config.Measure until ctx ends, and then one last
-// time. The broker reports the ends only between two batches. So all records below these ends are
-// written, and in Fsync mode synced.
+// writeEndsEvery writes the ends at the interval Config.Measure until ctx ends, and then one last
+// time. It writes nothing if the ends have not moved. The broker reports the ends only between two
+// batches. So all records below these ends are written, and in Fsync mode synced.
 func writeEndsEvery(ctx context.Context, b *Broker) {
 	tick := time.NewTicker(b.cfg.Measure)
 	defer tick.Stop()

@@ -50,8 +50,9 @@ func (g *Guard) Err() error {
 	return nil
 }
 
-// Bulk returns the same as Err, but for records of bulk lanes. Their cap is lower by an eighth: the
-// last space is for single requests, and a campaign cannot use it.
+// Bulk returns the same as Err, but for records of bulk lanes. Their cap is lower by an eighth of
+// the log's cap. So a campaign cannot use the last space, which is reserved for otp, alert and
+// transactional.
 func (g *Guard) Bulk() error {
 	if err := g.Err(); err != nil {
 		return err
@@ -85,7 +86,7 @@ func diskFull(msg string) error {
 // last measured size, so that the cap also holds between two measurements.
 func (g *Guard) Appended(bytes int) { g.appended.Add(int64(bytes)) }
 
-// Usage is a snapshot for metrics and doctor.
+// Usage is a snapshot of the log's size and volume, for metrics and for notifyctl doctor.
 type Usage struct {
 	LogBytes int64 // size on disk at the last measurement
 	CapBytes int64
@@ -108,9 +109,9 @@ func (g *Guard) writeFailed(err error) {
 	g.fail(fmt.Errorf("write: %w", err))
 }
 
-// measureFailed handles an error of a measurement. It returns true if the error shows that the disk
-// has failed. Otherwise the process only lacks file descriptors or memory for a while, for example
-// because connections use every descriptor.
+// measureFailed gets the error of a measurement. If the error shows that the disk has failed, it
+// makes Err return disk_error and returns true. It returns false if the process only lacks file
+// descriptors or memory for a while, for example because connections use every descriptor.
 func (g *Guard) measureFailed(err error) bool {
 	for _, passes := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EINTR, syscall.EAGAIN} {
 		if errors.Is(err, passes) {

@@ -43,7 +43,7 @@ type ackedEnd struct {
 	reads reads
 }
 
-// raise raises the field end to newEnd, unless it is already higher. It wakes the waiting readers.
+// raise sets the field end to newEnd if newEnd is higher, and then wakes the waiting readers.
 func (h *ackedEnd) raise(newEnd int64) {
 	for {
 		was := h.end.Load()
@@ -137,8 +137,8 @@ func errGone(tp log.TopicPartition, offset int64) error {
 	return &notify.Error{Kind: notify.KindGone, Code: "offset_out_of_range", Msg: fmt.Sprintf("the log does not hold offset %d of partition %s", offset, tp), Err: kerr.OffsetOutOfRange}
 }
 
-// tail implements log.Tail. It keeps its file open. So it can read the file to the end even if the
-// broker removes the file.
+// tail implements log.Tail. It keeps the file that it reads open. So it can read that file to the
+// end even if the broker removes it meanwhile.
 type tail struct {
 	tp    log.TopicPartition
 	dir   string

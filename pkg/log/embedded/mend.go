@@ -46,7 +46,8 @@ func walkUndamaged(raw, index []byte, s segmentContext) (next, latest int64, epo
 }
 
 // mend repairs a damaged segment. Without the repair, the broker would cut the segment at the first
-// bad checksum. All later batches would be lost, and new records would get their offsets.
+// bad checksum. All later batches would be lost, and new records would get the offsets of the lost
+// records.
 func mend(raw, index []byte, s segmentContext) (m mended) {
 	m.next = s.first
 	inStep := true // true: batch n still corresponds to entry n of the index
@@ -123,8 +124,10 @@ func (m *mended) hasWrongOffset(raw []byte, b *batch, s segmentContext) bool {
 	return s.knownEnd == then || s.knownEnd <= b.first
 }
 
-// skipDamage handles the bytes at the position pos of a segment, which are not an undamaged batch.
-// It returns the position of the next undamaged batch, or the end of the segment.
+// skipDamage is called for a position pos of a segment at which no undamaged batch begins. If only
+// the header of a batch is damaged, skipDamage repairs it. Otherwise it replaces the bytes before
+// the next undamaged batch by markers; if no such batch follows, it keeps the bytes in m.tail. It
+// returns the position of the next undamaged batch, or the end of the segment.
 func (m *mended) skipDamage(raw []byte, pos int, s segmentContext) int {
 	b, found := findBatch(raw, pos+1, m.next, s.maxFirst())
 	end := len(raw)

@@ -34,8 +34,8 @@ var readable = []kmsg.Key{
 // readerConn is a connection through the port. The broker must not get the bytes of such a client:
 // it would end the process at an unknown request, allocate any length that a request states, and
 // execute any request. So readerConn parses each request and refuses requests that the list
-// readable does not contain. It limits an accepted request and encodes it again for the broker.
-// After a refused request the connection ends.
+// readable does not contain. It limits what an accepted request may ask for (limitFetch), and
+// encodes the request again for the broker. After a refused request the connection ends.
 type readerConn struct {
 	net.Conn
 	release func() // gives back the connection's slot
@@ -58,8 +58,8 @@ func (r *readerConn) Close() error {
 	return r.Conn.Close()
 }
 
-// Read gives the broker the requests of the client. It gives only requests that have passed the
-// check (admit), encoded again.
+// Read gives the broker the requests of the client. It gives only requests that the function admit
+// has accepted and encoded again.
 func (r *readerConn) Read(p []byte) (int, error) {
 	if len(r.in) == 0 {
 		frame, err := r.readRequest()

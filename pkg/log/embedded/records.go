@@ -14,9 +14,9 @@ import (
 
 var errRecord = errors.New("a record of the batch is damaged")
 
-// appendRecords appends to dst the records of an undamaged batch whose offset is at least
-// minOffset. The parameter raw holds the bytes of the batch. If the batch is not compressed, the
-// records alias these bytes. appendRecords skips control batches.
+// appendRecords appends the records of an undamaged batch to dst. It skips records whose offset is
+// below minOffset. The parameter raw holds the bytes of the batch. If the batch is not compressed,
+// the records alias these bytes. appendRecords appends nothing from a control batch.
 func appendRecords(dst []log.Record, tp log.TopicPartition, raw []byte, minOffset int64) ([]log.Record, error) {
 	attributes := binary.BigEndian.Uint16(raw[atAttributes:])
 	if attributes&controlBatch != 0 {

@@ -130,9 +130,9 @@ func dirSize(dir string) (int64, error) {
 }
 
 // Trim removes records every Config.TrimEvery until ctx ends. The function safe returns, for each
-// topic and partition, the offset below which records may be removed: each of them is sealed in
-// history and has a durable outcome. Partitions that are missing in its result are not trimmed.
-// Only the removal of a whole segment frees space.
+// topic and partition, the offset below which records may be removed, because each record below it
+// is sealed in history and has a durable outcome. Partitions that are missing in the result of the
+// function are not trimmed. Only the removal of a whole segment frees space.
 func (b *Broker) Trim(ctx context.Context, safe func() map[string]map[int32]int64) error {
 	tick := time.NewTicker(b.cfg.TrimEvery)
 	defer tick.Stop()
@@ -148,9 +148,9 @@ func (b *Broker) Trim(ctx context.Context, safe func() map[string]map[int32]int6
 	}
 }
 
-// TrimOnce removes the records below the given offsets, which are of the same kind as those for
-// Trim. It never removes the last record of a partition, because after a crash this record shows
-// where the partition ends.
+// TrimOnce removes the records below the given offsets once. The parameter safe has the form and
+// the meaning of a result of Trim's function safe. TrimOnce never removes the last record of a
+// partition, because after a crash this record shows where the partition ends.
 func (b *Broker) TrimOnce(safe map[string]map[int32]int64) error {
 	if !b.trimming.TryLock() {
 		return nil // HoldTrim is in effect; a later call trims
