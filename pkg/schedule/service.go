@@ -38,8 +38,8 @@ type Config struct {
 	Ended func(ctx context.Context, ts []engine.Timer) error
 
 	// Guard is the time before the fire time of a schedule in which the schedule can no longer be
-	// cancelled or moved. Guard must be at least the sum of the timer engine's look-ahead, its write timeout and
-	// the clock skew between processes. Default 4.5 s.
+	// cancelled or moved. Guard must be at least the sum of the timer engine's look-ahead, its write
+	// timeout and the clock skew between processes. Default 4.5 s.
 	Guard time.Duration
 	// MaxDelay is how far into the future a schedule may be moved. Default 366 days.
 	MaxDelay time.Duration
