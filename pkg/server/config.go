@@ -23,8 +23,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/trace"
 )
 
-// Config contains the server's addresses and limits. The tagged fields are the section api of the
-// configuration file. The program sets the other fields.
+// Config contains the server's addresses and limits. The fields with a koanf tag are the section
+// "api" of the configuration file. The program sets the other fields.
 type Config struct {
 	Listen    string  `koanf:"listen" default:"127.0.0.1:7420" is:"address" doc:"address of the API"`
 	Plaintext string  `koanf:"plaintext" default:"loopback" oneof:"loopback anywhere" doc:"where HTTP without TLS may listen: loopback, or anywhere, if a proxy in front encrypts"`
@@ -41,13 +41,13 @@ type Config struct {
 	ReadHeaderTimeout time.Duration `default:"5s" above:"0"`
 	ReadTimeout       time.Duration `default:"15s" above:"0"`   // time limit of a whole request, except batches and fan-outs
 	BulkReadTimeout   time.Duration `default:"1m" above:"0"`    // time limit of a batch or a fan-out
-	BodyRate          int64         `default:"64KiB" above:"0"` // lowest speed of a batch or a fan-out, bytes per second
+	BodyRate          int64         `default:"64KiB" above:"0"` // lowest speed of the bodies of batches, fan-outs and requests without a token, bytes per second
 	BodyWindow        time.Duration `default:"5s" above:"0"`    // period over which BodyRate is measured
 	WriteTimeout      time.Duration `default:"30s" above:"0"`   // time for the handler and the answer
 	IdleTimeout       time.Duration `default:"1m" above:"0"`    // how long a connection may be idle between two requests
 	MaxHeaderBytes    int           `default:"16KiB" above:"0"`
 
-	MaxSingle int64 `default:"512KiB" above:"0"` // largest body in bytes
+	MaxSingle int64 `default:"512KiB" above:"0"` // largest body of a single request, in bytes; the next two: of a batch and of a fan-out
 	MaxBatch  int64 `default:"8MiB" above:"0"`
 	MaxFanout int64 `default:"64MiB" above:"0"`
 
@@ -59,7 +59,7 @@ type Config struct {
 	// leaves free for others; for more it gets 429. So a caller that is alone may use half of a
 	// limit.
 	MaxInFlight int   `default:"2048" above:"0"`  // concurrent requests; above this 503
-	MaxStreams  int   `default:"256" above:"0"`   // concurrent tails and waiting feed requests
+	MaxStreams  int   `default:"256" above:"0"`   // concurrent tails, requests of the failed feed, backups and audit runs
 	SmallMemory int64 `default:"64MiB" above:"0"` // bytes of the bodies of single requests at the same time
 	BulkMemory  int64 `min:"0"`                   // the same for batches and fan-outs; default: BodyMiB
 	// MemoryWait is how long a batch or fan-out waits for memory before it is refused.
@@ -93,7 +93,8 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// validate returns an error for values that cannot come from a configuration file.
+// validate returns an error if the listener is missing, if limits do not fit together, or if a field
+// breaks the rule in its tag.
 func (c Config) validate() error {
 	switch {
 	case c.Listener == nil:

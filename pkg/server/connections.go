@@ -39,8 +39,8 @@ const (
 // connection is closed before an idle connection of a caller.
 const slowStrangerAfter = 5 * time.Second
 
-// maxEvictSearch bounds the search for a connection with the same source as the new connection: at
-// most so many connections are looked at.
+// maxEvictSearch is how many connections are looked at, at most, in the search for a connection with
+// the same source as the new connection.
 const maxEvictSearch = 256
 
 // addConn adds c to the open connections. If maxOpen connections are already open, it first removes
@@ -192,8 +192,8 @@ func newConnListener(cfg Config, newID func() string, crowded func()) *connListe
 	return l
 }
 
-// Accept returns the next connection. If there are too many, it closes another connection. If no
-// connection may be closed, it waits.
+// Accept returns the next connection. If maxOpen connections are already open, it closes one of
+// them. If none of them may be closed, it waits.
 func (l *connListener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {

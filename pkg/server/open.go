@@ -22,8 +22,8 @@ const (
 	postsMemory = 32 << 20 // bytes of all bodies that are above initialReadSize or of unknown length
 
 	// maxReading is how many bodies of one kind are read at the same time. If there are more, the
-	// body whose read has lasted longest is cut off. A provider's body arrives at once, so it is
-	// not affected.
+	// body whose read has lasted longest is cut off. A provider's body arrives within a short time,
+	// so it is not affected.
 	maxReading = 1024
 	// notesMemory is enough for all bodies of up to initialReadSize that can be in progress. So
 	// such a body never waits for memory that slow or large bodies use.
