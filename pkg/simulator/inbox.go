@@ -187,7 +187,7 @@ func (c *content) alert() (title, body string) {
 	if json.Unmarshal(p.APS.Alert, &full) == nil {
 		return full.Title, full.Body
 	}
-	_ = json.Unmarshal(p.APS.Alert, &body) // after an error body stays empty: a push without an alert has no text
+	_ = json.Unmarshal(p.APS.Alert, &body) // after an error the result body stays empty, because a push without an alert has no text
 	return "", body
 }
 

@@ -9,7 +9,7 @@ import (
 )
 
 // Latency describes how long a provider takes to answer. The zero value means that it answers at
-// once. If P99 is 0, every answer takes Median. Otherwise the distribution is lognormal, because
+// once. If P99 is 0, every answer takes the time Median. Otherwise the distribution is lognormal, because
 // the latencies of real providers have a long tail, too.
 type Latency struct {
 	Median Duration `json:"median"`
