@@ -239,8 +239,8 @@ func (q *queue) nextLocked(now int64) (slot uint32, ok bool) {
 	return prompt, true
 }
 
-// readyLocked returns the first ready message of a lane. It marks messages that were received
-// maxReceives times as dead.
+// readyLocked returns the first ready message of a lane. If a visible message has already been
+// received maxReceives times, readyLocked marks it as dead and continues with the next message.
 func (q *queue) readyLocked(l queueLane, now int64) (slot uint32, ok bool) {
 	x := &q.index
 	for {
@@ -305,8 +305,8 @@ const firstUncountedFrom = 100
 // maxReceives does not change after the first Receive.
 func (q *queue) skipsFirstReceive() bool { return q.maxReceives >= firstUncountedFrom }
 
-// countUnwrittenLocked counts one receive for each visible message without a stored receive. It may
-// have been received before the start, because the first receive is not stored.
+// countUnwrittenLocked counts one receive for each visible message without a stored receive. Such a
+// message may have been received before the start, because the first receive is not stored.
 func (q *queue) countUnwrittenLocked() {
 	if !q.skipsFirstReceive() {
 		return
@@ -324,8 +324,9 @@ func (q *queue) countUnwrittenLocked() {
 const receivedLen = 2 + 8
 
 // putReceived stores how often messages were received and, for released messages, when they become
-// visible again. It skips acknowledged messages. It reads these values inside the fill function of
-// the Write. So if two Writes run at the same time, the later one stores the newer values.
+// visible again. It skips acknowledged messages. It reads the counts and times inside the fill
+// function of the Write. So if two Writes run at the same time, the later one stores the newer
+// values.
 func (q *queue) putReceived(ctx context.Context, of ...takenMessage) error {
 	if len(of) == 0 {
 		return nil

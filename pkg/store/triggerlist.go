@@ -52,7 +52,7 @@ func (t *triggers) listPage(ctx context.Context, caller string, state engine.Tri
 			return nil, err
 		}
 		if row.ID == "" {
-			return nil, corrupt(lists.lists[0].prefix + id) // without a row
+			return nil, corrupt(lists.lists[0].prefix + id) // the index lists a trigger that has no row
 		}
 		switch {
 		case state == engine.TriggerPending && row.State != state: // this trigger is IN_FLIGHT
