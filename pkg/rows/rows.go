@@ -96,8 +96,8 @@ type Reader interface {
 	Scanner
 	// GetMany calls fn with the values of n rows, in order. The value v is nil if the row does
 	// not exist. The function key appends the key of row i to b and returns the result. A
-	// value is valid until fn returns. Like Scan, GetMany does not wait for writes, so a value
-	// may be not durable yet.
+	// value is valid until fn returns. Like Scan, GetMany does not wait for writes, so it may
+	// return a value that is not durable yet.
 	GetMany(ctx context.Context, p Partition, n int, key func(b []byte, i int) []byte, fn func(i int, v []byte) error) error
 }
 
