@@ -52,8 +52,8 @@ type Config struct {
 	MaxFanout int64 `default:"64MiB" above:"0"`
 
 	// MaxConns is the largest number of connections of the API. At this number, the server closes
-	// an idle connection for each new one. It first closes connections of clients that never showed
-	// a token.
+	// one of them for each new connection, but never one on which a caller's request is in progress.
+	// It first closes idle connections of clients that never showed a token.
 	MaxConns int `default:"16384" above:"0"`
 	// Callers share each of the next four limits. A caller may not use more of a limit than it
 	// leaves free for others; for more it gets 429. So a caller that is alone may use half of a
@@ -121,8 +121,8 @@ func (c Config) mayListen(key string, ln net.Listener) error {
 		fmt.Sprintf("%s is reachable from other machines without TLS; set api.plaintext: anywhere if a proxy in front encrypts", ln.Addr()))
 }
 
-// Intake stores notifications. It keeps no reference to body after it returns, because the server
-// reuses the buffer.
+// Intake stores notifications. Its methods keep no reference to body after they return, because the
+// server reuses the buffer.
 type Intake interface {
 	Single(ctx context.Context, m request.Meta, body []byte) (request.Answer, error)
 	Batch(ctx context.Context, m request.Meta, body []byte) (request.Answer, error)

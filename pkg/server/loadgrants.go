@@ -184,7 +184,7 @@ func (m *loadMeter) usedUp(wait time.Duration) error {
 }
 
 const (
-	loadBurst = 2 // at once, a process may accept as many messages as the rate allows in 1/loadBurst of a second
+	loadBurst = 2 // a token bucket is full at the number of messages that the rate allows in 1/loadBurst of a second
 	// A process takes tokens from the shared bucket in groups. A group is the number of messages
 	// that the rate allows in 1/loadLease of a second. It is larger if a request needs more.
 	loadLease = 20

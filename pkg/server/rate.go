@@ -19,8 +19,8 @@ import (
 const callerTTL = 30 * time.Second
 
 // callerTable keeps for each caller the rate, the settings and the number of requests in progress.
-// It keeps about MaxCallers callers. A caller that was dropped from it starts again with a full
-// bucket.
+// It keeps about MaxCallers callers. A caller that was dropped from the table starts again with a
+// full bucket.
 type callerTable struct {
 	store  engine.Callers // nil: all callers have the default settings
 	shared SharedTokens   // nil: this is the only process
