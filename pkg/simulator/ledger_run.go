@@ -172,7 +172,7 @@ func appendPage(b []byte, k *pageKey, p *pairPage) []byte {
 	return b
 }
 
-// pageHead is the head of a page, which is before the slots.
+// pageHead is the head of a page. It precedes the slots.
 type pageHead struct {
 	key         pageKey
 	seen, short uint64
