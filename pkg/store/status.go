@@ -44,7 +44,7 @@ func (s *status) Put(ctx context.Context, in []notify.Row) error {
 	if len(in) == 0 {
 		return nil
 	}
-	// Pack the rows before the Write, and only copy them in its fill function, which holds a lock.
+	// Pack the rows before the Write. Its fill function runs under a lock, so it should only copy.
 	p := newPacked()
 	defer packedPool.Put(p)
 	for i := range in {

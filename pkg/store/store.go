@@ -196,7 +196,7 @@ func (c *Contracts) QueueBodies(ctx context.Context, name string, fn func(body [
 // Meta returns the table of identity and versions.
 func (c *Contracts) Meta() engine.Meta { return MetaOver(c.rows) }
 
-// manyAtOnce is the maximum number of records that a purge or an import writes at once.
+// manyAtOnce is the maximum number of records that a purge or an import writes in one step.
 const manyAtOnce = 1000
 
 // maxPart is the maximum length, in bytes, of a string in a key that str has written.
