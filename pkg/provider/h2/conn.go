@@ -47,7 +47,7 @@ type conn struct {
 	dec           *hpack.Decoder
 	head          responseHead
 	block         headerBlock
-	endedRequests []*Request // ended, not in their batches yet; the reader delivers them
+	endedRequests []*Request // have ended and are not in their batches yet; the reader delivers them
 	ungranted     int        // bytes received since the last WINDOW_UPDATE for the connection
 
 	// Owned by the writer.

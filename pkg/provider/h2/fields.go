@@ -81,7 +81,7 @@ type encoder struct {
 	used      uint32              // bytes of the table that are used
 	update    bool                // the next block must begin with the new table size
 	inTable   map[Field]bool      // fields in the table
-	encodings map[*Fields]encoded // stored encodings
+	encodings map[*Fields]encoded // the stored encoding of each Fields
 }
 
 type encoded struct{ pseudo, regular []byte }

@@ -73,7 +73,7 @@ type Pool struct {
 	waiting  atomic.Int64            // number of queued requests
 	inFlight atomic.Int64            // number of requests on connections
 	nextWake atomic.Uint64           // increased by wakeConns, so that each call begins at another connection
-	idleCh   chan struct{}           // contains a token after inFlight falls to 0; at its end, Run waits for the token
+	idleCh   chan struct{}           // contains a token after inFlight falls to 0; after its context has ended, Run waits for the token
 
 	mu        sync.Mutex
 	queue     queue
