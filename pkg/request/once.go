@@ -230,8 +230,8 @@ func (o *Once) hitKillpoint(point string) {
 }
 
 // releaseOrKeep ends the work on a key whose request got no answer. If the parameter touched is
-// true, some records of the request may already be stored. Then the reservation stays, so that a repeat
-// uses the same ids.
+// true, some records of the request may already be stored. Then the reservation stays, so that a
+// repeat uses the same ids.
 func (o *Once) releaseOrKeep(ctx context.Context, r engine.Reservation, touched bool) {
 	if touched {
 		o.endLease(ctx, r)
