@@ -32,7 +32,7 @@ type AuthConfig struct {
 	Issuer     string `koanf:"issuer" default:"notifyd" doc:"iss a token must carry"`
 	Audience   string `koanf:"audience" default:"notifyd" doc:"aud a token must carry"`
 	JWKSURL    string `koanf:"jwks_url" doc:"where the verification keys are published"`
-	JWKSFile   string `koanf:"jwks_file" doc:"file with verification keys"` // read again every Refresh
+	JWKSFile   string `koanf:"jwks_file" doc:"file with verification keys"` // read again at intervals of Refresh
 	KeyFile    string `koanf:"key_file" doc:"PEM file with one verification (or signing) key: RS256, ES256, EdDSA"`
 	SecretFile string `koanf:"hs256_file" doc:"file with a shared secret, for one machine"`
 

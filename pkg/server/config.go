@@ -58,7 +58,7 @@ type Config struct {
 	// Callers share each of the next four limits. A caller may not use more of a limit than it
 	// leaves free for others; for more it gets 429. So a caller that is alone may use half of a
 	// limit.
-	MaxInFlight int   `default:"2048" above:"0"`  // concurrent requests; above this 503
+	MaxInFlight int   `default:"2048" above:"0"`  // concurrent requests; above this number the answer is 503
 	MaxStreams  int   `default:"256" above:"0"`   // concurrent tails, requests of the failed feed, backups and audit runs
 	SmallMemory int64 `default:"64MiB" above:"0"` // bytes of the bodies of single requests at the same time
 	BulkMemory  int64 `min:"0"`                   // the same for batches and fan-outs; default: BodyMiB

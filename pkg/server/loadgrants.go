@@ -74,7 +74,7 @@ func admitLoad(s *Server, x *exchange) (err error) {
 		return loadRefused("load_grant_missing", "this notifyd accepts the requests of a load run only with a load grant; notifyctl load grant makes one")
 	}
 	g, err := s.deps.Grants.Check(marks[0], x.r.Host)
-	if e, ok := errors.AsType[*notify.Error](err); ok && e.Code == "load_grant_unknown" { // perhaps another process has just made it
+	if e, ok := errors.AsType[*notify.Error](err); ok && e.Code == "load_grant_unknown" { // perhaps another process has just made the grant
 		g, err = s.deps.Grants.CheckStored(x.r.Context(), marks[0], x.r.Host)
 	}
 	if err != nil {

@@ -47,7 +47,7 @@ type caller struct {
 	mu      sync.Mutex // guards version and every change of the settings
 	version uint64     // version of the settings in use
 
-	inFlight, streams atomic.Int64 // requests in progress
+	inFlight, streams atomic.Int64 // requests in progress: those of classStream in streams, all others in inFlight
 	small, bulk       share        // shares of the memory for bodies
 }
 

@@ -134,7 +134,7 @@ var routeActs = map[string]describeFunc{
 		return "load.revoke"
 	}),
 	"POST " + testProviderPath: bodyAction(false, func(in *api.ProviderTestRequest) string {
-		if in.To != "" { // the log must not contain addresses
+		if in.To != "" { // To is an address, which the audit log must not show; so bodyAction gets false
 			return "provider.test-send"
 		}
 		return "provider.test"
