@@ -34,7 +34,7 @@ type Message struct {
 // a push payload. A push payload is parsed only when the inbox is read.
 type content struct {
 	title, body    string
-	html           bool   // true: body is HTML
+	html           bool   // true: the field body contains HTML
 	template, data string // template id and values for it
 	push           []byte
 	parent, state  string // W3C trace context headers of the request
