@@ -52,14 +52,14 @@ func (qs *queues) get(name string) *queue {
 type queue struct {
 	rows     rows.Rows
 	prefix   string    // of the queue's keys
-	instance [4]byte   // random, in each receipt; so receipts of an earlier process are not valid
+	instance [4]byte   // a random value in each receipt, so that receipts of an earlier process are not valid
 	opened   time.Time // time 0 of the index, on the monotonic clock
 	// lookAgain has capacity 1. A value in it tells one waiting Receive to check the queue again.
 	lookAgain chan struct{}
 
 	next uint64 // seq of the latest message; only fill functions of Write change it
 
-	mu          sync.Mutex // a goroutine that holds mu never calls rows
+	mu          sync.Mutex // a goroutine that holds mu never calls a method of rows
 	maxReceives int
 	index       queueIndex
 	// onTimeSinceBacklog is the number of on-time messages that were delivered after the last
@@ -281,7 +281,7 @@ func (q *queue) deliver(ctx context.Context, taken []takenMessage) ([]engine.Del
 		return out, nil
 	}
 	q.giveBack(taken)
-	if ctx.Err() != nil { // the end of ctx is not an error of Receive
+	if ctx.Err() != nil { // Receive returns no error when ctx ends
 		err = nil
 	}
 	return nil, err

@@ -26,7 +26,7 @@ func (t *triggers) List(ctx context.Context, caller string, state engine.Trigger
 	for i := range out {
 		ids[i] = out[i].ID
 	}
-	if err := t.locks.Settled(ctx, ids); err != nil { // as in Get
+	if err := t.locks.Settled(ctx, ids); err != nil { // wait until the states in out are durable, as in Get
 		return nil, err
 	}
 	return out, nil
