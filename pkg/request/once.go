@@ -20,9 +20,9 @@ import (
 type Basis struct {
 	Base     notify.Base
 	Accepted int64 // ms since 1970
-	// Resumed means that an earlier request with this key began to store and was not answered. Some
-	// records of that request may be stored. If Resumed is true, Fire, Partitions and Block are the
-	// values of the earlier request. Otherwise they are 0.
+	// Resumed means that an earlier request with this key began to store its records and was not
+	// answered. Some of its records may already be stored. If Resumed is true, Fire, Partitions and
+	// Block are the values of the earlier request. Otherwise they are 0.
 	Resumed    bool
 	Fire       int64 // ms since 1970; 0: now
 	Partitions uint16
@@ -36,7 +36,7 @@ type Plan interface {
 	Frozen() (fire int64, partitions uint16, block uint32)
 	// Store stores as much as it can and releases the plan. If the result final is true, repeats of
 	// the request get the same answer. If err is not nil and the result touched is true, some
-	// records may be stored, so a repeat must use the same ids.
+	// records may already be stored, so a repeat must use the same ids.
 	Store(ctx context.Context) (answer Answer, final, touched bool, err error)
 	// Release releases the plan without storing it. Each plan gets one call: Store or Release.
 	Release()
@@ -66,7 +66,7 @@ type Once struct {
 	// lease of another owner belongs to a dead process, and a repeat takes over the key at once.
 	Exclusive bool
 	Replayed  func(caller string) // called when a repeat got the stored answer; may be nil
-	TakenOver func(caller string) // called when a repeat took over the work of a dead request; may be nil
+	TakenOver func(caller string) // called when a repeat took over the key of a request that was not answered; may be nil
 	Hit       func(point string)  // nil: killpoint.Hit
 	Logger    *slog.Logger
 
@@ -134,7 +134,8 @@ func (o *Once) Do(ctx context.Context, m *Meta, key engine.IdemKey, body []byte,
 	return o.answerRepeat(ctx, stored, r, plan)
 }
 
-// freezeBasis copies the basis of p into r. After this call, records of the request may be stored.
+// freezeBasis copies the values of p.Frozen into r. A stored reservation with these values means
+// that some records of its request may already be stored too.
 func (o *Once) freezeBasis(r *engine.Reservation, p Plan) {
 	r.Fire, r.Partitions, r.BlockSize = p.Frozen()
 	r.Version = o.Version
@@ -229,8 +230,8 @@ func (o *Once) hitKillpoint(point string) {
 }
 
 // releaseOrKeep ends the work on a key whose request got no answer. If the parameter touched is
-// true, some records of the request may be stored. Then the reservation stays, so that a repeat
-// uses the same ids.
+// true, some records of the request may already be stored. Then the reservation stays, so that a
+// repeat uses the same ids.
 func (o *Once) releaseOrKeep(ctx context.Context, r engine.Reservation, touched bool) {
 	if touched {
 		o.endLease(ctx, r)

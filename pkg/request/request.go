@@ -68,8 +68,9 @@ const (
 	MaxTraceState = 512 // longest TraceState
 )
 
-// Check returns notify.KindInvalid if a field exceeds its limit. It removes a trace that is too
-// long, because no request should be refused for its trace.
+// Check returns notify.KindInvalid if Caller is empty or too long, or if Key is too long or contains
+// hidden characters or invalid UTF-8. It removes a trace that is too long, because no request should
+// be refused for its trace.
 func (m *Meta) Check() error {
 	if m.Caller == "" || len(m.Caller) > notify.MaxCaller {
 		return notify.Invalid("bad_caller", "", fmt.Sprintf("the id of the caller must have 1 to %d bytes", notify.MaxCaller))

@@ -81,7 +81,7 @@ type Partitions interface {
 	// implements Partitions but not Rows accepts only one change, without Insert and
 	// Number. After an error the changes may have been applied.
 	Swap(ctx context.Context, cs ...Change) (won bool, err error)
-	// Turn prevents that callers of one process make each other's swaps fail. A caller that reads
+	// Turn prevents callers of one process from making each other's swaps fail. A caller that reads
 	// rows, decides and swaps them calls Turn first. Turn waits until no other caller of this
 	// process has the turn of p. The caller then has the turn until it calls release, and must not
 	// call Turn again before that.
@@ -96,8 +96,8 @@ type Reader interface {
 	Scanner
 	// GetMany calls fn with the values of n rows, in order. The value v is nil if the row does
 	// not exist. The function key appends the key of row i to b and returns the result. A
-	// value is valid until fn returns. Like Scan, GetMany does not wait for writes, so a value
-	// may be not durable yet.
+	// value is valid until fn returns. Like Scan, GetMany does not wait for writes, so it may
+	// return a value that is not durable yet.
 	GetMany(ctx context.Context, p Partition, n int, key func(b []byte, i int) []byte, fn func(i int, v []byte) error) error
 }
 
@@ -120,7 +120,7 @@ type Rows interface {
 	// fill at most once, before Write returns. It calls fill under a lock, so fill must do
 	// no I/O and must not wait.
 	//
-	// Each row must be written only by Write or only by Swap. Write does not wait for a
+	// Each row must be written either always by Write or always by Swap. Write does not wait for a
 	// Swap, so a Swap could compare a value that a Write is about to replace.
 	Write(ctx context.Context, fill func(Batch)) error
 	// Post does the same as Write but does not wait until the batch is durable. No later Write or

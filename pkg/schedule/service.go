@@ -37,9 +37,9 @@ type Config struct {
 	// it returns nil, the record is durable. A second call with the same timers changes nothing.
 	Ended func(ctx context.Context, ts []engine.Timer) error
 
-	// Guard is how long before its fire time a schedule can be cancelled or moved for the last
-	// time. Guard must be at least the sum of the timer engine's look-ahead, its write timeout and
-	// the clock skew between processes. Default 4.5 s.
+	// Guard is the time before the fire time of a schedule in which the schedule can no longer be
+	// cancelled or moved. Guard must be at least the sum of the timer engine's look-ahead, its write
+	// timeout and the clock skew between processes. Default 4.5 s.
 	Guard time.Duration
 	// MaxDelay is how far into the future a schedule may be moved. Default 366 days.
 	MaxDelay time.Duration

@@ -295,8 +295,8 @@ func (s *Service) copyRows(ctx context.Context, v *View, gen uint32, newTime int
 		if err != nil || now.version != v.version {
 			return nil, nil, err // another move has already removed the rows
 		}
-		// The schedule is stored, but its timers are not. Its request is still storing them, or
-		// died before it did.
+		// The schedule is stored, but not all of its timers are. Its request is still storing them,
+		// or its process died before all were stored.
 		return nil, nil, &notify.Error{Kind: notify.KindConflict, Code: "not_stored", Msg: "the request that creates the schedule has not been answered yet; repeat that request", RetryAfter: time.Second}
 	}
 	return old, copied, s.cfg.Park(ctx, copied)

@@ -25,14 +25,14 @@ import (
 // http on loopback), JWKSFile, KeyFile or SecretFile (at least 32 bytes). KeyFile contains public
 // keys. If it contains private keys, only their public halves are used.
 //
-// The source also determines the algorithms. SecretFile allows only HS256. The other sources allow
-// RS256, ES256 and EdDSA, each only for its own kind of key. The tagged fields are the section
-// "auth" of the configuration file. The program sets the other fields.
+// The source also determines the signature algorithms. SecretFile allows only HS256. The other
+// sources allow RS256, ES256 and EdDSA, each only for its own kind of key. The fields with a koanf
+// tag are the section "auth" of the configuration file. The program sets the other fields.
 type AuthConfig struct {
 	Issuer     string `koanf:"issuer" default:"notifyd" doc:"iss a token must carry"`
 	Audience   string `koanf:"audience" default:"notifyd" doc:"aud a token must carry"`
 	JWKSURL    string `koanf:"jwks_url" doc:"where the verification keys are published"`
-	JWKSFile   string `koanf:"jwks_file" doc:"file with verification keys"` // read again every Refresh
+	JWKSFile   string `koanf:"jwks_file" doc:"file with verification keys"` // read again at intervals of Refresh
 	KeyFile    string `koanf:"key_file" doc:"PEM file with one verification (or signing) key: RS256, ES256, EdDSA"`
 	SecretFile string `koanf:"hs256_file" doc:"file with a shared secret, for one machine"`
 
@@ -54,8 +54,8 @@ func (c *AuthConfig) KeySources() []string {
 	return slices.DeleteFunc([]string{c.JWKSURL, c.JWKSFile, c.KeyFile, c.SecretFile}, func(s string) bool { return s == "" })
 }
 
-// Check returns notify.KindInvalid if c has no source of keys. The defaults have no source, so the
-// general check of a configuration file does not report this.
+// Check returns notify.KindInvalid if c has no source of keys. The general check of a configuration
+// file does not report a missing source, because the default configuration has none either.
 func (c *AuthConfig) Check() error {
 	if len(c.KeySources()) > 0 {
 		return nil

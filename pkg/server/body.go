@@ -19,10 +19,11 @@ import (
 )
 
 // A client may announce a body that it never sends. So the announced length must not reserve memory
-// that other requests need. Before the first byte arrives, initialReadSize bytes are reserved.
-// Later the buffer is at most maxBufferGrowth times as large as the bytes that have arrived. With a
-// growth of 8, an eighth of a body is copied when the buffer grows; with a growth of 2, all of it
-// would be copied.
+// that other requests need. Before the first byte arrives, at most initialReadSize bytes are
+// reserved. Each time the buffer is full, it grows to maxBufferGrowth times its size, or to the
+// announced length if that is at most twice as much. Without an announced length it grows to twice
+// its size. With a growth of 8, about an eighth of a body is copied when the buffer grows; with a
+// growth of 2, all of it is copied.
 const (
 	initialReadSize = 16 << 10
 	maxBufferGrowth = 8
@@ -67,8 +68,8 @@ func (b *body) grow(ctx context.Context, n int64, used int) error {
 }
 
 // read reads the body of r, at most limit bytes, and decompresses it if it is gzip. It reserves
-// memory in pool and counts it for the caller in callerShare. While read waits for memory, it
-// extends the deadline in pace, which may be nil.
+// memory in pool and counts it for the caller in callerShare. If the growing buffer has to wait for
+// memory, read extends the window in pace by the time of the wait. pace may be nil.
 func (b *body) read(r *http.Request, limit int64, pool *memory, callerShare *share, pace *bodyPace) error {
 	b.memory, b.share = pool, callerShare
 	if r.ContentLength > limit {

@@ -15,7 +15,7 @@ import (
 // Limits of a caller's settings.
 const (
 	maxCallbackURLs  = 32
-	maxFinalStatuses = 50 // statuses
+	maxFinalStatuses = 50
 	maxOverlap       = 30 * 24 * time.Hour
 	defaultOverlap   = 24 * time.Hour
 )

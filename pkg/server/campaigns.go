@@ -275,8 +275,9 @@ func fanoutSummary(x *exchange, first *engine.Found) (api.Summary, error) {
 	return out, err
 }
 
-// noteCancellation stores in summary when the request was cancelled. The parameter scopes contains
-// the ids under which it may have been cancelled, such as its campaign. The earliest time counts.
+// noteCancellation stores in summary the time at which the request was cancelled. The parameter
+// scopes contains the ids under which the request may have been cancelled, such as its campaign. If
+// there are several cancellations, the time of the earliest counts.
 func noteCancellation(x *exchange, summary *api.Summary, scopes ...string) error {
 	for _, scope := range scopes {
 		if scope == "" {

@@ -23,8 +23,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/trace"
 )
 
-// Config contains the server's addresses and limits. The tagged fields are the section api of the
-// configuration file. The program sets the other fields.
+// Config contains the server's addresses and limits. The fields with a koanf tag are the section
+// "api" of the configuration file. The program sets the other fields.
 type Config struct {
 	Listen    string  `koanf:"listen" default:"127.0.0.1:7420" is:"address" doc:"address of the API"`
 	Plaintext string  `koanf:"plaintext" default:"loopback" oneof:"loopback anywhere" doc:"where HTTP without TLS may listen: loopback, or anywhere, if a proxy in front encrypts"`
@@ -41,25 +41,25 @@ type Config struct {
 	ReadHeaderTimeout time.Duration `default:"5s" above:"0"`
 	ReadTimeout       time.Duration `default:"15s" above:"0"`   // time limit of a whole request, except batches and fan-outs
 	BulkReadTimeout   time.Duration `default:"1m" above:"0"`    // time limit of a batch or a fan-out
-	BodyRate          int64         `default:"64KiB" above:"0"` // lowest speed of a batch or a fan-out, bytes per second
+	BodyRate          int64         `default:"64KiB" above:"0"` // lowest speed of the bodies of batches, fan-outs and requests without a token, bytes per second
 	BodyWindow        time.Duration `default:"5s" above:"0"`    // period over which BodyRate is measured
 	WriteTimeout      time.Duration `default:"30s" above:"0"`   // time for the handler and the answer
 	IdleTimeout       time.Duration `default:"1m" above:"0"`    // how long a connection may be idle between two requests
 	MaxHeaderBytes    int           `default:"16KiB" above:"0"`
 
-	MaxSingle int64 `default:"512KiB" above:"0"` // largest body in bytes
+	MaxSingle int64 `default:"512KiB" above:"0"` // largest body of a single request, in bytes; the next two: of a batch and of a fan-out
 	MaxBatch  int64 `default:"8MiB" above:"0"`
 	MaxFanout int64 `default:"64MiB" above:"0"`
 
 	// MaxConns is the largest number of connections of the API. At this number, the server closes
-	// an idle connection for each new one. It first closes connections of clients that never showed
-	// a token.
+	// one of them for each new connection, but never one on which a caller's request is in progress.
+	// It first closes idle connections of clients that never showed a token.
 	MaxConns int `default:"16384" above:"0"`
 	// Callers share each of the next four limits. A caller may not use more of a limit than it
 	// leaves free for others; for more it gets 429. So a caller that is alone may use half of a
 	// limit.
-	MaxInFlight int   `default:"2048" above:"0"`  // concurrent requests; above this 503
-	MaxStreams  int   `default:"256" above:"0"`   // concurrent tails and waiting feed requests
+	MaxInFlight int   `default:"2048" above:"0"`  // concurrent requests; above this number the answer is 503
+	MaxStreams  int   `default:"256" above:"0"`   // concurrent tails, requests of the failed feed, backups and audit runs
 	SmallMemory int64 `default:"64MiB" above:"0"` // bytes of the bodies of single requests at the same time
 	BulkMemory  int64 `min:"0"`                   // the same for batches and fan-outs; default: BodyMiB
 	// MemoryWait is how long a batch or fan-out waits for memory before it is refused.
@@ -93,7 +93,8 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// validate returns an error for values that cannot come from a configuration file.
+// validate returns an error if the listener is missing, if limits do not fit together, or if a field
+// breaks the rule in its tag.
 func (c Config) validate() error {
 	switch {
 	case c.Listener == nil:
@@ -120,8 +121,8 @@ func (c Config) mayListen(key string, ln net.Listener) error {
 		fmt.Sprintf("%s is reachable from other machines without TLS; set api.plaintext: anywhere if a proxy in front encrypts", ln.Addr()))
 }
 
-// Intake stores notifications. It keeps no reference to body after it returns, because the server
-// reuses the buffer.
+// Intake stores notifications. Its methods keep no reference to body after they return, because the
+// server reuses the buffer.
 type Intake interface {
 	Single(ctx context.Context, m request.Meta, body []byte) (request.Answer, error)
 	Batch(ctx context.Context, m request.Meta, body []byte) (request.Answer, error)

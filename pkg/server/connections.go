@@ -30,7 +30,7 @@ type rank uint8
 const (
 	idleStranger rank = iota // no token and no request: new, in a handshake, or kept alive
 	busyStranger             // no token, a request in progress
-	idleCaller               // a token was verified on it; no request in progress
+	idleCaller               // a token was verified on this connection; no request in progress
 	busyCaller               // a caller's request in progress: never closed
 	ranks
 )
@@ -39,8 +39,8 @@ const (
 // connection is closed before an idle connection of a caller.
 const slowStrangerAfter = 5 * time.Second
 
-// maxEvictSearch bounds the search for a connection with the same source as the new connection: at
-// most so many connections are looked at.
+// maxEvictSearch is how many connections are looked at, at most, in the search for a connection with
+// the same source as the new connection.
 const maxEvictSearch = 256
 
 // addConn adds c to the open connections. If maxOpen connections are already open, it first removes
@@ -192,8 +192,8 @@ func newConnListener(cfg Config, newID func() string, crowded func()) *connListe
 	return l
 }
 
-// Accept returns the next connection. If there are too many, it closes another connection. If no
-// connection may be closed, it waits.
+// Accept returns the next connection. If maxOpen connections are already open, it closes one of
+// them. If none of them may be closed, it waits.
 func (l *connListener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
@@ -273,7 +273,7 @@ type listenerConn struct {
 	headerRead  bool      // the header of the first request was read
 
 	source netip.Prefix
-	caller atomic.Bool // a token was verified on it
+	caller atomic.Bool // a token was verified on this connection
 
 	// connListener.mu guards the fields below. The field since is when the connection got its rank.
 	// The field place is its element in the list of its rank, or nil if the connection is in no
@@ -324,8 +324,8 @@ func (c *listenerConn) Close() error {
 // drainAnswerTime is how long a client has to read the answer of a request that a drain interrupts.
 const drainAnswerTime = time.Second
 
-// answerAndClose closes the connection. If a request on it has no answer yet, it first answers 503.
-// It writes this answer itself, because the handler may hang.
+// answerAndClose closes the connection. If a request on the connection has no answer yet,
+// answerAndClose first answers 503. It writes this answer itself, because the handler may hang.
 func (c *listenerConn) answerAndClose() {
 	c.mu.Lock()
 	c.closedByDrain = true

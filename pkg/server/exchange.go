@@ -32,7 +32,7 @@ type exchange struct {
 	inFlightCounter *atomic.Int64
 	requestID       string
 	admitted        *limit.Admitted // set for a batch or a fan-out
-	load            *request.Load   // the load run to which the request belongs; nil: no load run
+	load            *request.Load   // the limits of the request's load grant; nil: the request uses no grant
 	body            body
 	audits          bool         // the audit log records the request
 	auditRow        api.AuditRow // the request's row in the audit log; Seq 0: no row yet

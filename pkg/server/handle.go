@@ -128,7 +128,7 @@ func (s *Server) handle(x *exchange) error {
 // requestLimit counts the requests of a class that are in progress.
 type requestLimit struct {
 	max      int64
-	reason   string // reason of Hooks.Refused
+	reason   string // passed to Hooks.Refused
 	underWay atomic.Int64
 }
 

@@ -59,7 +59,7 @@ func listDeadLetters(x *exchange) (page api.DeadLetterPage, err error) {
 // although more pages follow.
 func someDeadLetters(x *exchange, f *api.LetterFilter, cursor []byte) (out []engine.DeadLetter, next []byte, err error) {
 	listed := engine.DeadLetterFilter{Since: f.Since, Until: f.Until}
-	f.Since, f.Until = 0, 0 // List filters by time; NewMatcher would return an error for an empty period, but a list of an empty period is only empty
+	f.Since, f.Until = 0, 0 // List filters by time; NewMatcher would return an error for an empty period, but a list for an empty period is valid: it has no items
 	match, err := deadletter.NewMatcher(f)
 	if err != nil {
 		return nil, nil, err

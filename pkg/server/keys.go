@@ -218,8 +218,8 @@ func (j *jwks) find(ctx context.Context, kid, alg string) ([]verifyKey, error) {
 	return j.keys.find(kid, alg), nil
 }
 
-// update fetches the set. If a fetch is already in progress, it waits for that fetch. It only
-// returns the error of ctx; it stores the error of the fetch in lastErr.
+// update fetches the set. If a fetch is already in progress, it waits for that fetch. It returns
+// only the error of ctx; it stores the error of the fetch in lastErr.
 func (j *jwks) update(ctx context.Context) error {
 	done := j.fetching.DoChan("", func() (any, error) {
 		j.mu.Lock()

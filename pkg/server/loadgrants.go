@@ -74,7 +74,7 @@ func admitLoad(s *Server, x *exchange) (err error) {
 		return loadRefused("load_grant_missing", "this notifyd accepts the requests of a load run only with a load grant; notifyctl load grant makes one")
 	}
 	g, err := s.deps.Grants.Check(marks[0], x.r.Host)
-	if e, ok := errors.AsType[*notify.Error](err); ok && e.Code == "load_grant_unknown" { // perhaps another process has just made it
+	if e, ok := errors.AsType[*notify.Error](err); ok && e.Code == "load_grant_unknown" { // perhaps another process has just made the grant
 		g, err = s.deps.Grants.CheckStored(x.r.Context(), marks[0], x.r.Host)
 	}
 	if err != nil {
@@ -184,7 +184,7 @@ func (m *loadMeter) usedUp(wait time.Duration) error {
 }
 
 const (
-	loadBurst = 2 // at once, a process may accept as many messages as the rate allows in 1/loadBurst of a second
+	loadBurst = 2 // a token bucket is full at the number of messages that the rate allows in 1/loadBurst of a second
 	// A process takes tokens from the shared bucket in groups. A group is the number of messages
 	// that the rate allows in 1/loadLease of a second. It is larger if a request needs more.
 	loadLease = 20

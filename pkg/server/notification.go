@@ -241,8 +241,8 @@ func cancelKnown(x *exchange, k *knownNotification, fanout bool) error {
 	whole := fanout || !k.found.ID.FanOut
 	if k.found.Envelope.NotBefore != 0 && whole {
 		// A schedule that is not released yet is cancelled for good. If it was cancelled before,
-		// that cancel stays. A released schedule is cancelled like a notification that was sent at
-		// once.
+		// that cancel stays. A released schedule is cancelled like a notification that was never
+		// scheduled.
 		v, err := findSchedule(x, k.found.ID.Base)
 		switch {
 		case err == nil && (k.scheduled != nil || v.State == engine.ScheduleCancelled):

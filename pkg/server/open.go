@@ -19,11 +19,11 @@ const (
 	maxReceipts = 256      // receipts processed at the same time
 	maxReceipt  = 4 << 20  // bytes of one receipt: a batch of events from SendGrid
 	maxForm     = 1 << 20  // bytes of one form; the largest form contains the spec of a plan
-	postsMemory = 32 << 20 // bytes of all bodies that are above initialReadSize or of unknown length
+	postsMemory = 32 << 20 // memory for all bodies that are larger than initialReadSize or of unknown length, in bytes
 
 	// maxReading is how many bodies of one kind are read at the same time. If there are more, the
-	// body whose read has lasted longest is cut off. A provider's body arrives at once, so it is
-	// not affected.
+	// body whose read has lasted longest is cut off. A provider's body arrives within a short time,
+	// so it is not affected.
 	maxReading = 1024
 	// notesMemory is enough for all bodies of up to initialReadSize that can be in progress. So
 	// such a body never waits for memory that slow or large bodies use.

@@ -19,8 +19,8 @@ import (
 const callerTTL = 30 * time.Second
 
 // callerTable keeps for each caller the rate, the settings and the number of requests in progress.
-// It keeps about MaxCallers callers. A caller that was dropped from it starts again with a full
-// bucket.
+// It keeps about MaxCallers callers. A caller that was dropped from the table starts again with a
+// full bucket.
 type callerTable struct {
 	store  engine.Callers // nil: all callers have the default settings
 	shared SharedTokens   // nil: this is the only process
@@ -47,7 +47,7 @@ type caller struct {
 	mu      sync.Mutex // guards version and every change of the settings
 	version uint64     // version of the settings in use
 
-	inFlight, streams atomic.Int64 // requests in progress
+	inFlight, streams atomic.Int64 // requests in progress: those of classStream in streams, all others in inFlight
 	small, bulk       share        // shares of the memory for bodies
 }
 
@@ -208,8 +208,9 @@ func (t *throttled) headers(h http.Header) {
 func seconds(d time.Duration) int64 { return max(1, int64((d+time.Second-1)/time.Second)) }
 
 // recentCache is a bounded map that drops entries that were not used recently. It has two
-// generations. When the younger generation is full, the older generation is dropped. Every
-// operation is O(1). A hit, which happens in every request, does not update a list.
+// generations. When the younger generation is full, the older one is dropped, the younger one takes
+// its place, and a new generation begins. Every operation is O(1). A hit, which happens in every
+// request, does not update a list.
 type recentCache[K comparable, V any] struct {
 	max int // largest number of entries of a generation
 

@@ -134,7 +134,7 @@ var routeActs = map[string]describeFunc{
 		return "load.revoke"
 	}),
 	"POST " + testProviderPath: bodyAction(false, func(in *api.ProviderTestRequest) string {
-		if in.To != "" { // the log must not contain addresses
+		if in.To != "" { // To is an address, which the audit log must not show; so bodyAction gets false
 			return "provider.test-send"
 		}
 		return "provider.test"
@@ -308,8 +308,8 @@ func withMaxWait(h handler) handler {
 	}
 }
 
-// mux builds the handler of the route table. It also answers with an api.Problem if the path is
-// unknown or does not allow the method.
+// mux builds the handler of the route table. If the path of a request is unknown or does not allow
+// the method, this handler answers with an api.Problem.
 func (s *Server) mux(table []route) http.Handler {
 	mux := http.NewServeMux()
 	handle := func(pattern string, rt *route) {

@@ -114,8 +114,9 @@ func withoutProcesses(e *api.Event) {
 	}
 }
 
-// streamEvents writes events until the channel is closed. It flushes when no further event waits in
-// the channel. It returns an error if the client does not read within WriteTimeout.
+// streamEvents writes events until the channel is closed, the server drains, or the client
+// disconnects or does not read within WriteTimeout. It flushes when no further event waits in the
+// channel. It always returns nil, because the answer has begun.
 func streamEvents(x *exchange, events <-chan api.Event, missed func() int64) error {
 	rc := http.NewResponseController(x.w)
 	beat := time.NewTicker(x.srv.cfg.Heartbeat)
@@ -168,7 +169,7 @@ func streamEvents(x *exchange, events <-chan api.Event, missed func() int64) err
 
 // Snapshot contains all data that the server stores, at one point in time.
 type Snapshot interface {
-	// Write writes the snapshot to w. It may fail after it has written some of it.
+	// Write writes the snapshot to w. It may fail after it has written a part of the snapshot.
 	Write(ctx context.Context, w io.Writer) error
 	Close() error
 }

@@ -150,7 +150,8 @@ func orderedRows(rows []notify.Row) []*notify.Row {
 	return rs
 }
 
-// withCancel inserts an event for the cancellation into the events, by its time.
+// withCancel inserts an event for the cancellation c into evs, in the order of time. The first event
+// stays first.
 func withCancel(evs []api.TimelineEvent, c engine.Cancel) []api.TimelineEvent {
 	ev := api.TimelineEvent{At: optionalTimeOf(c.At), Type: "cancel", Detail: "cancelled " + c.Scope}
 	if c.By != "" {

@@ -59,7 +59,7 @@ type selection struct {
 	bound  []string // strings to which the cursor is bound
 	page   api.UserHistory
 	known  knownNotification // the last receiver that was checked
-	loaded bool              // known has a receiver and all rows of its chunk
+	loaded bool              // true: the field known contains a receiver and all rows of its chunk
 }
 
 // readSelection reads the query of a list for this user. An empty user means all users.

@@ -27,7 +27,7 @@ type callbackServer struct {
 const (
 	maxCallback     = 1 << 20 // most bytes of a body
 	hugeAnswer      = 64 << 20
-	signatureWindow = 5 * time.Minute // if a timestamp differs by more than this, the signature is bad
+	signatureWindow = 5 * time.Minute // if the timestamp of a call differs from the clock by more than this, its signature is bad
 )
 
 func newCallbacks(s *Simulator) *callbackServer {

@@ -70,8 +70,8 @@ func controlHandler(s *Simulator) http.Handler {
 	controlRoutes(s, mux)
 	s.ledger.routes(mux)
 	s.calls.controlRoutes(mux)
-	// Refuse requests from web pages of other sites in a browser on this machine. They could add
-	// faults.
+	// Refuse requests from web pages of other sites in a browser on this machine. Such a request
+	// could add a fault.
 	own := http.NewCrossOriginProtection().Handler(mux)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)

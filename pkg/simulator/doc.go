@@ -42,7 +42,7 @@
 // # Faults
 //
 // A [Rule] describes requests by provider, account, IP pool or prefix of the address. It selects a
-// share of these requests, the next n requests, or all requests until a moment. And it says what
+// share of these requests, the next n requests, or all requests until a given time. And it says what
 // happens to the selected requests. Which requests belong to a share depends only on the seed, the
 // rule, and the number of requests that have matched the rule before. Rules are added by
 // [Simulator.AddRule] or over HTTP on the control listener. The control listener also serves the

@@ -152,7 +152,7 @@ func (f *fcmServer) checkRequest(r *http.Request, m *fcmMessage, bad error, size
 			"Permission 'cloudmessaging.messages.create' denied on resource '//cloudresourcemanager.googleapis.com/projects/"+project+"' (or it may not exist).", "")
 	}
 	// Count the request in the quota before its content is checked. At FCM a request that gets a
-	// client error uses quota, too, except for 429.
+	// client error uses quota, too. Only a request that gets 429 uses none.
 	if f.quota != nil && !f.quota.take(project, 1, now) {
 		_, end := f.quota.left(project, now)
 		a := fcmError("QUOTA_EXCEEDED", 0)

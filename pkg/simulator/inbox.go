@@ -34,7 +34,7 @@ type Message struct {
 // a push payload. A push payload is parsed only when the inbox is read.
 type content struct {
 	title, body    string
-	html           bool   // true: body is HTML
+	html           bool   // true: the field body contains HTML
 	template, data string // template id and values for it
 	push           []byte
 	parent, state  string // W3C trace context headers of the request
@@ -187,7 +187,7 @@ func (c *content) alert() (title, body string) {
 	if json.Unmarshal(p.APS.Alert, &full) == nil {
 		return full.Title, full.Body
 	}
-	_ = json.Unmarshal(p.APS.Alert, &body) // after an error body stays empty: a push without an alert has no text
+	_ = json.Unmarshal(p.APS.Alert, &body) // after an error the result body stays empty, because a push without an alert has no text
 	return "", body
 }
 

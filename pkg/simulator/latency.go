@@ -9,8 +9,8 @@ import (
 )
 
 // Latency describes how long a provider takes to answer. The zero value means that it answers at
-// once. If P99 is 0, every answer takes Median. Otherwise the distribution is lognormal, because
-// the latencies of real providers have a long tail, too.
+// once. If P99 is 0, every answer takes the time Median. Otherwise the distribution is lognormal,
+// because the latencies of real providers have a long tail, too.
 type Latency struct {
 	Median Duration `json:"median"`
 	P99    Duration `json:"p99"` // 0, or at least Median

@@ -60,11 +60,11 @@ type ledgerEntry struct {
 // duplicate for each further time that a pair was taken. A user with two devices makes two pairs
 // with one id. Addresses are compared by 32 bits of a hash.
 //
-// The memory of a Ledger is bounded. The rest of its data is in unlinked files. There it needs 11
+// The memory of a Ledger is bounded. The rest of its data is in unlinked files. These files need 11
 // bytes for a delivered receiver of a fan-out, 38 bytes for a delivered single notification, 28
 // bytes for a row of arrivals, and 24 bytes for the order of a user at an address. A call that
 // records a receiver sometimes also writes a file. Other calls wait for that write only if the
-// memory is full again before it ends.
+// memory is full again before the write ends.
 //
 // A Ledger is safe for concurrent use.
 type Ledger struct {
@@ -201,9 +201,9 @@ func (l *Ledger) spillIfFull() {
 	}
 }
 
-// mergeOrders compares the waiting order events. It releases the lock during the merge. If another
-// call is merging, mergeOrders returns at once. But if the parameter wait is true, it waits for
-// that call and then merges too. The caller holds the lock.
+// mergeOrders compares the waiting order events with the order of their users. It releases the lock
+// during the merge. If another call is merging, mergeOrders returns at once. But if the parameter
+// wait is true, it waits for that call and then merges too. The caller holds the lock.
 func (l *Ledger) mergeOrders(wait bool) {
 	for l.merging {
 		if !wait {
@@ -222,8 +222,8 @@ func (l *Ledger) mergeOrders(wait bool) {
 	l.writeEnded.Broadcast()
 }
 
-// Settle compares the waiting order events of all users. After Settle the counts are exact for all
-// receivers that were recorded before the call.
+// Settle merges all waiting order events (see mergeOrders). After Settle the counts are exact for
+// all receivers that were recorded before the call.
 func (l *Ledger) Settle() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

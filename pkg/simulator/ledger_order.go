@@ -189,7 +189,7 @@ func (o *userOrders) mergeEnded(m mergedOrders, err error) {
 		return
 	}
 	if o.file != nil {
-		_ = o.file.Close() // it was only read, and the new file replaces it
+		_ = o.file.Close() // an error does not matter: the old file was only read, and the new file replaces it
 	}
 	o.file, o.inFile, o.merging = m.file, m.users, o.merging[:0]
 	o.late += m.late

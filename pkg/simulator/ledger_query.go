@@ -130,7 +130,7 @@ type Reordered struct {
 	Seq      uint64   `json:"seq"`
 	After    uint64   `json:"after"`   // the higher sequence number
 	At       int64    `json:"at"`      // Unix nanoseconds
-	Attempt  bool     `json:"attempt"` // true: the first attempt came out of order, not only the first delivery
+	Attempt  bool     `json:"attempt"` // true: a first attempt came out of order; false: only a first delivery did
 }
 
 // BaseReport says which receivers of one fan-out were delivered.

@@ -18,7 +18,7 @@ import (
 // changes. Its index has one key for about every indexEvery bytes. Its filter recognizes nearly all
 // pages that are not in the run.
 //
-// The head of a page is
+// The head of a page has these fields; the number is the length in bytes:
 //
 //	flags     1   the flags below; flagMore: the page has a layer above 0
 //	base     16
@@ -172,7 +172,7 @@ func appendPage(b []byte, k *pageKey, p *pairPage) []byte {
 	return b
 }
 
-// pageHead is the head of a page, which is before the slots.
+// pageHead is the head of a page. It precedes the slots.
 type pageHead struct {
 	key         pageKey
 	seen, short uint64
@@ -291,8 +291,8 @@ func unexpectedEOF(err error) error {
 	return err
 }
 
-// bloomFilter is a Bloom filter with 10 bits per key. About one in a hundred keys passes the filter
-// although the run does not contain it. Then the run is read in vain.
+// bloomFilter is a Bloom filter with 10 bits per key. Of the keys that the run does not contain,
+// about one in a hundred passes the filter. For such a key the run is read in vain.
 type bloomFilter []uint64
 
 const (

@@ -14,9 +14,9 @@ import (
 )
 
 // receiptSender sends the receipts of the providers: the status callbacks of Twilio and the event
-// webhook of SendGrid. Receipts wait in a list until they are due. A dispatcher sends due receipts
-// to a few workers. So a slow receiver blocks one worker and does not block the providers. Receipts
-// that still wait when the simulator stops are lost.
+// webhook of SendGrid. Receipts wait in a list until they are due. The method run passes due
+// receipts to a few workers. So a slow receiver blocks one worker and does not block the providers.
+// Receipts that still wait when the simulator stops are lost.
 type receiptSender struct {
 	sim    *Simulator
 	cfg    atomic.Pointer[Receipts]

@@ -23,7 +23,7 @@ const (
 	Fail     Action = "error"
 	Outage   Action = "outage"       // Fail with 503
 	Throttle Action = "throttle"     // Fail with 429
-	Deny     Action = "unauthorized" // Fail with 401, APNs 403
+	Deny     Action = "unauthorized" // Fail with 401; for APNs with 403
 	// Gateway acts on the request, then answers Status, by default 502. It simulates a gateway that
 	// has lost the answer of the provider.
 	Gateway     Action = "gateway"
@@ -62,7 +62,7 @@ type Rule struct {
 	ID       string   `json:"id"`       // id of one notification
 	Template string   `json:"template"` // SendGrid template_id; empty: all templates
 
-	Rate  float64   `json:"rate"`  // share of the requests that match, above 0 to 1; 0 means 1
+	Rate  float64   `json:"rate"`  // share of the requests that match, above 0 and at most 1; 0 means 1
 	Count uint64    `json:"count"` // most requests that the rule selects; 0: no limit
 	For   Duration  `json:"for"`   // sets Until: the rule ends this long after it was added
 	Until time.Time `json:"until"` // when the rule ends; zero: it does not end
@@ -78,7 +78,7 @@ type Rule struct {
 	Latency    Latency  `json:"latency"`  // Drip, Delay
 	Location   string   `json:"location"` // Redirect
 
-	Matched uint64 `json:"matched"` // number of requests that matched; read-only
+	Matched uint64 `json:"matched"` // number of requests that matched, without those that a newer rule of this kind had selected; read-only
 	Picked  uint64 `json:"picked"`  // number of requests that the rule selected; read-only
 }
 
@@ -253,8 +253,9 @@ func (rs *ruleList) all() []Rule {
 	return out
 }
 
-// decide returns the rules that apply to one request. It also counts, for each rule, the requests
-// that matched.
+// decide returns the rules that apply to one request. It also counts the request in Matched of each
+// rule in force that the request matches, unless a newer rule of the same kind has selected the
+// request.
 func (rs *ruleList) decide(c *providerCall) faultPlan {
 	var p faultPlan
 	list := *rs.list.Load()

@@ -31,7 +31,7 @@ type receiver struct {
 	attempt  string // id of the attempt at the provider
 	user     string
 	seq      uint64
-	personal *personalization // fields of a mail only for this receiver; nil: there are no such fields
+	personal *personalization // fields of the mail that apply only to this receiver; nil: there are no such fields
 }
 
 // providerAnswer is the answer to a request. A status below 300 means that the provider acts on the

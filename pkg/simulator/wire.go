@@ -58,7 +58,7 @@ type WireStats struct {
 	Pings    uint64 `json:"pings"`    // PINGs received
 	Resets   uint64 `json:"resets"`   // RST_STREAMs received
 	Broken   uint64 `json:"broken"`   // connections that ended because the caller violated the protocol
-	Rejected uint64 `json:"rejected"` // streams that began after a GOAWAY, which the server ignored
+	Rejected uint64 `json:"rejected"` // streams that the server ignored, because they began after a GOAWAY
 }
 
 // wireServer serves APNs over HTTP/2. The server of net/http cannot refuse a stream or change a

@@ -35,7 +35,7 @@ func (a *Audit) lastBlock(ctx context.Context) (block uint64, stored []byte, err
 }
 
 // Append calls makeRow with the last row, or with the zero AuditRow if there is no row. It adds the
-// row that makeRow returns, and gives it the following Seq. If another process has added a row
+// row that makeRow returns, and gives it the next Seq. If another process has added a row
 // meanwhile, Append calls makeRow again, with that row. So makeRow always gets the row directly
 // before the new row.
 func (a *Audit) Append(ctx context.Context, makeRow func(engine.AuditRow) (engine.AuditRow, error)) (engine.AuditRow, error) {

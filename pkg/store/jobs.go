@@ -26,7 +26,7 @@ func JobsOver(p rows.Partitions) *Jobs { return &Jobs{p} }
 const (
 	jobKey      = "j"
 	entryPrefix = "e"
-	maxJobID    = 1 << 10 // bytes; also the limit of a kind
+	maxJobID    = 1 << 10 // longest id and longest kind of a job, in bytes
 	maxJobName  = 1 << 15
 )
 

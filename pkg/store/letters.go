@@ -9,9 +9,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// letters stores each dead letter under its Ord, which numbers all dead letters. tableLetters also
-// has its indexes. Each caller's feed is a separate partition. There the letter has another number,
-// Seq.
+// letters stores each dead letter in tableLetters under its Ord, which numbers all dead letters.
+// tableLetters also has the indexes of the dead letters. Each caller's feed is a separate partition.
+// In its feed a letter has another number, Seq.
 //
 // Feed, List and Walk return only letters with an Ord up to the last durable Ord. A power loss may
 // undo letters with a higher Ord. Then the store may give the same Ord to another letter. A reader

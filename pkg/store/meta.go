@@ -8,7 +8,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// meta keeps one partition with one row for each name.
+// meta keeps a separate partition for each name. The partition has one row, with the value.
 type meta struct{ rows rows.Partitions }
 
 // MetaOver returns the contract of the table of names and values. The table is stored in p.

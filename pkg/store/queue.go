@@ -52,14 +52,14 @@ func (qs *queues) get(name string) *queue {
 type queue struct {
 	rows     rows.Rows
 	prefix   string    // of the queue's keys
-	instance [4]byte   // random, in each receipt; so receipts of an earlier process are not valid
+	instance [4]byte   // a random value in each receipt, so that receipts of an earlier process are not valid
 	opened   time.Time // time 0 of the index, on the monotonic clock
 	// lookAgain has capacity 1. A value in it tells one waiting Receive to check the queue again.
 	lookAgain chan struct{}
 
 	next uint64 // seq of the latest message; only fill functions of Write change it
 
-	mu          sync.Mutex // a goroutine that holds mu never calls rows
+	mu          sync.Mutex // a goroutine that holds mu never calls a method of rows
 	maxReceives int
 	index       queueIndex
 	// onTimeSinceBacklog is the number of on-time messages that were delivered after the last
@@ -239,8 +239,8 @@ func (q *queue) nextLocked(now int64) (slot uint32, ok bool) {
 	return prompt, true
 }
 
-// readyLocked returns the first ready message of a lane. It marks messages that were received
-// maxReceives times as dead.
+// readyLocked returns the first ready message of a lane. If a visible message has already been
+// received maxReceives times, readyLocked marks it as dead and continues with the next message.
 func (q *queue) readyLocked(l queueLane, now int64) (slot uint32, ok bool) {
 	x := &q.index
 	for {
@@ -281,7 +281,7 @@ func (q *queue) deliver(ctx context.Context, taken []takenMessage) ([]engine.Del
 		return out, nil
 	}
 	q.giveBack(taken)
-	if ctx.Err() != nil { // the end of ctx is not an error of Receive
+	if ctx.Err() != nil { // Receive returns no error when ctx ends
 		err = nil
 	}
 	return nil, err
@@ -305,8 +305,8 @@ const firstUncountedFrom = 100
 // maxReceives does not change after the first Receive.
 func (q *queue) skipsFirstReceive() bool { return q.maxReceives >= firstUncountedFrom }
 
-// countUnwrittenLocked counts one receive for each visible message without a stored receive. It may
-// have been received before the start, because the first receive is not stored.
+// countUnwrittenLocked counts one receive for each visible message without a stored receive. Such a
+// message may have been received before the start, because the first receive is not stored.
 func (q *queue) countUnwrittenLocked() {
 	if !q.skipsFirstReceive() {
 		return
@@ -324,8 +324,9 @@ func (q *queue) countUnwrittenLocked() {
 const receivedLen = 2 + 8
 
 // putReceived stores how often messages were received and, for released messages, when they become
-// visible again. It skips acknowledged messages. It reads these values inside the fill function of
-// the Write. So if two Writes run at the same time, the later one stores the newer values.
+// visible again. It skips acknowledged messages. It reads the counts and times inside the fill
+// function of the Write. So if two Writes run at the same time, the later one stores the newer
+// values.
 func (q *queue) putReceived(ctx context.Context, of ...takenMessage) error {
 	if len(of) == 0 {
 		return nil

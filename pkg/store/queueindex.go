@@ -87,8 +87,8 @@ func (x *queueIndex) freeSlot(slot uint32) {
 	}
 }
 
-// laneHeap is a heap of the slots of a lane's messages, except dead messages. The message that
-// becomes visible first is on top.
+// laneHeap is a heap of the slots of a lane's messages, except the messages that are in no heap (see
+// notInHeap). The message that becomes visible first is on top.
 type laneHeap struct {
 	x     *queueIndex
 	slots []uint32

@@ -10,8 +10,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// load rebuilds the indexes of all queues. It reads the head of every message, at some hundred thousand
-// messages a second.
+// load rebuilds the indexes of all queues. It reads the head of every message. It reads several
+// hundred thousand messages a second.
 func (qs *queues) load(ctx context.Context) error {
 	var q *queue
 	err := qs.rows.Scan(ctx, tableMessages, rows.Range{}, func(r rows.Row) (bool, error) {

@@ -85,7 +85,7 @@ func addSchedules(ss []engine.Schedule) (rows.Change, error) {
 		values = c.Packed()
 		ends = append(ends, len(keys), len(values))
 	}
-	all, key, value := unsafe.String(unsafe.SliceData(keys), len(keys)), 0, 0 // safe: keys is not changed below
+	all, key, value := unsafe.String(unsafe.SliceData(keys), len(keys)), 0, 0 // safe: the slice keys is not changed below
 	add := make([]rows.Row, 3*len(ss))
 	for i := range ss {
 		e, r := ends[4*i:], add[3*i:]

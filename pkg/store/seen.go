@@ -51,7 +51,7 @@ type Filter interface {
 	// added before, so the caller must also read the row of an id that may be older than this time.
 	Seen(ctx context.Context, ids []uint64) (maybe []bool, completeSince time.Time, err error)
 	// Incomplete records that an id is missing in the filter. From then on, the method Seen returns
-	// a time completeSince that is not before this call.
+	// a time completeSince that is not before the call of Incomplete.
 	Incomplete(ctx context.Context) error
 }
 

@@ -13,8 +13,9 @@ import (
 )
 
 // Spill is the queue of records that could not be appended to the log. The size of a record is the
-// length of its topic, key and value together. The totals are kept in memory, because every request
-// of the fast lanes reads them and the queue is nearly always empty.
+// length of its topic, key and value together. Spill keeps the number and the size of all records in
+// memory, because every request of the fast lanes reads these totals and the queue is nearly always
+// empty.
 type Spill struct {
 	rows rows.Rows
 

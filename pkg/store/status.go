@@ -44,7 +44,7 @@ func (s *status) Put(ctx context.Context, in []notify.Row) error {
 	if len(in) == 0 {
 		return nil
 	}
-	// Pack the rows before the Write, and only copy them in its fill function, which holds a lock.
+	// Pack the rows before the Write. Its fill function runs under a lock, so it should only copy.
 	p := newPacked()
 	defer packedPool.Put(p)
 	for i := range in {
@@ -69,8 +69,8 @@ func (s *status) Get(ctx context.Context, keys []notify.RowKey) ([]notify.Row, e
 	return s.getRows(ctx, keys, false)
 }
 
-// getRows reads rows. If a row cannot be unpacked, getRows returns an error or, if the parameter
-// damaged is true, the bytes of the row in Row.Damaged.
+// getRows reads rows. If a row cannot be unpacked, getRows returns an error. But if the parameter
+// damaged is true and the row is corrupt, getRows returns the bytes of the row in Row.Damaged.
 func (s *status) getRows(ctx context.Context, keys []notify.RowKey, damaged bool) ([]notify.Row, error) {
 	out := make([]notify.Row, len(keys))
 	key := func(b []byte, i int) []byte { return appendRowKey(b, &keys[i]) }

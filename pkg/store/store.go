@@ -2,10 +2,10 @@
 // rows share this code: an engine embeds Contracts in its store. Start with Contracts and the
 // tables below. Each contract has its own files.
 //
-// A method that changes a row reads the row, decides, and swaps the new row for the row that it
-// read. If another process has changed the row meanwhile, the method reads again. So no method
-// holds a lock, and each answer is durable (see rows.Rows.Get). Only triggers take locks, see
-// triggers.go.
+// Most methods that change a row read the row, decide, and replace the row by a compare and swap. If
+// another process has changed the row meanwhile, the method reads again. So such a method holds no
+// lock, and each answer is durable (see rows.Rows.Get). The methods of triggers take locks instead,
+// see triggers.go. Outcome rows and the messages of queues are written without a comparison.
 //
 // Two changes may be answered before they are durable: the acknowledgement of a message of a queue,
 // and a new end of the message's visibility timeout. If such a change is lost, the message is
@@ -31,11 +31,12 @@ import (
 
 // The tables. The tables of timers, queues and triggers are declared in their own files.
 //
-// Each table has a comment that describes its rows. In "p"+user: version, profile the key is the
-// letter p followed by the user id, and the value is a version followed by a profile. A key without
-// a colon belongs to an index row, which has an empty value. str(x) is x with its length in two bytes
-// before it. Numbers have 8 bytes, big-endian. The sign bit of a time is flipped, so that times sort
-// as bytes. A table has one partition, unless its comment names more partitions.
+// Each table has a comment that describes its rows. For example, `"p"+user: version, profile` says
+// that the key is the letter p followed by the user id, and that the value is a version followed by
+// a profile. A key without a colon belongs to an index row, which has an empty value. str(x) is x
+// with its length in two bytes before it. Numbers have 8 bytes, big-endian. The sign bit of a time
+// is flipped, so that times sort as bytes. A table has one partition, unless its comment names more
+// partitions.
 var (
 	// Keys and values of tableAudit:
 	//
@@ -195,7 +196,7 @@ func (c *Contracts) QueueBodies(ctx context.Context, name string, fn func(body [
 // Meta returns the table of identity and versions.
 func (c *Contracts) Meta() engine.Meta { return MetaOver(c.rows) }
 
-// manyAtOnce is the maximum number of records that a purge or an import writes at once.
+// manyAtOnce is the maximum number of records that a purge or an import writes in one step.
 const manyAtOnce = 1000
 
 // maxPart is the maximum length, in bytes, of a string in a key that str has written.
@@ -329,8 +330,8 @@ func getConcurrently[K, V any](keys []K, get func(K) (V, error)) ([]V, error) {
 }
 
 // durableNumber caches the number of the latest durable change of a partition, which a power loss
-// cannot undo. The first get reads it from the store. Each stored change sets it. mu guards the
-// other fields.
+// cannot undo. The first call of the method get reads this number from the store. Each stored change
+// sets it. mu guards the other fields.
 type durableNumber struct {
 	mu     sync.Mutex
 	read   bool

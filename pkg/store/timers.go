@@ -22,7 +22,7 @@ var (
 )
 
 const (
-	bucketLen   = 2 + 8         // bytes of a key up to the bucket's number
+	bucketLen   = 2 + 8         // bytes of the shard and the bucket's number at the beginning of a key
 	timerKeyLen = bucketLen + 4 // bytes of a key before the id
 )
 

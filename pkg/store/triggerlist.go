@@ -12,7 +12,7 @@ import (
 // List lists triggers by merging lists of ids. The index has one list for each state and caller. So
 // a query for one state and one caller reads one list. Other queries merge the lists of several
 // states or callers. A query for all triggers reads the rows instead. IN_FLIGHT triggers are in the
-// list of PENDING triggers; List finds them by their ids, which the field flights has. List reads
+// list of PENDING triggers; List finds them by their ids, which are in the field flights. List reads
 // the index and the rows from one view, so that they agree.
 func (t *triggers) List(ctx context.Context, caller string, state engine.TriggerState, behind engine.TriggerCursor, max int) ([]engine.Trigger, error) {
 	if max <= 0 || len(caller) > maxPart {
@@ -26,7 +26,7 @@ func (t *triggers) List(ctx context.Context, caller string, state engine.Trigger
 	for i := range out {
 		ids[i] = out[i].ID
 	}
-	if err := t.locks.Settled(ctx, ids); err != nil { // as in Get
+	if err := t.locks.Settled(ctx, ids); err != nil { // wait until the states in out are durable, as in Get
 		return nil, err
 	}
 	return out, nil
@@ -52,7 +52,7 @@ func (t *triggers) listPage(ctx context.Context, caller string, state engine.Tri
 			return nil, err
 		}
 		if row.ID == "" {
-			return nil, corrupt(lists.lists[0].prefix + id) // without a row
+			return nil, corrupt(lists.lists[0].prefix + id) // the index lists a trigger that has no row
 		}
 		switch {
 		case state == engine.TriggerPending && row.State != state: // this trigger is IN_FLIGHT

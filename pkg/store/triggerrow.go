@@ -17,11 +17,11 @@ var (
 )
 
 // The row of a small trigger contains everything, and each swap rewrites the row. The row of a
-// large trigger is split. Its request is written once: URL, payload and terms, which rarely change.
-// From the first swap on, the other fields are in a separate row, the head. This saves processor
-// time: on a busy machine a trigger with a payload of 4 KB needs 62 to 67 us in its whole life,
-// instead of 88 to 106 us (BenchmarkTriggerLife). A small row is not split, because rewriting it is
-// cheaper than reading two rows.
+// large trigger is split. It contains the request (URL, payload and terms), and a swap rewrites it
+// only if the request changes, which is rare. From the first swap on, the other fields are in a
+// separate row, the head. This saves processor time: on a busy machine a trigger with a payload of
+// 4 KB needs 62 to 67 us in its whole life, instead of 88 to 106 us (BenchmarkTriggerLife). A small
+// row is not split, because rewriting it is cheaper than reading two rows.
 
 // splitFrom is the least length of URL and payload together, in bytes, of a row that is split.
 const splitFrom = 512
@@ -101,7 +101,7 @@ func appendTrigger(b []byte, t *engine.Trigger, h *triggerHeader, head bool) []b
 // readHeader decodes the header of a row or of a head.
 func readHeader(id string, v []byte) (h triggerHeader, err error) {
 	c := codec.Unpacker(v, TriggerVersion)
-	if h.fields(&c); h.version == 0 { // damaged bytes read as zero
+	if h.fields(&c); h.version == 0 { // the codec reads damaged bytes as zero
 		return h, notify.Unread("store", "trigger "+id, v, TriggerVersion)
 	}
 	return h, nil

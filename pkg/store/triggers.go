@@ -12,11 +12,11 @@ import (
 // row. One index lists triggers by state and caller. The other lists terminal triggers by the time
 // of their end. The field flights (triggerflight.go) tells which triggers are IN_FLIGHT.
 //
-// Unlike the other contracts, triggers does not use rows.Swap, because rows.Swap reads whole rows.
-// A swap of triggers decides about each trigger separately, and needs only the header of its row,
-// which is mostly in memory (triggercache.go). It locks its rows, reads their headers, and writes
-// all triggers that it wins in one batch. It holds the locks until the batch is durable. So if a
-// caller loses a swap, the row of the winner is already durable.
+// Unlike most contracts, triggers does not use the Swap of rows.Rows, because that Swap reads whole
+// rows. A swap of triggers decides about each trigger separately, and needs only the header of its
+// row, which is mostly in memory (triggercache.go). It locks its rows, reads their headers, and
+// writes all triggers that it wins in one batch. It holds the locks until the batch is durable. So
+// if a caller loses a swap, the row of the winner is already durable.
 type triggers struct {
 	rows      rows.Rows
 	locks     *rows.Locks // by trigger id

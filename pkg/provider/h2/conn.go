@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// A server may use these values until it receives our SETTINGS. We use the values until we
-	// receive the server's SETTINGS (RFC 9113, 6.5.2).
+	// defaultWindow and defaultFrame are the limits of RFC 9113 (6.5.2), in bytes. Each side must
+	// keep to them until it has received the SETTINGS of the other side.
 	defaultWindow   = 65535
 	defaultFrame    = 16384
 	maxWindow       = 1<<31 - 1
@@ -47,8 +47,8 @@ type conn struct {
 	dec           *hpack.Decoder
 	head          responseHead
 	block         headerBlock
-	endedRequests []*Request // ended, not in their batches yet; the reader delivers them
-	ungranted     int        // bytes received on the connection that no WINDOW_UPDATE has granted again
+	endedRequests []*Request // have ended and are not in their batches yet; the reader delivers them
+	ungranted     int        // bytes received since the last WINDOW_UPDATE for the connection
 
 	// Owned by the writer.
 	out           []byte
@@ -58,7 +58,7 @@ type conn struct {
 	wake       chan struct{} // contains a token when the writer has something to do
 	drainingCh chan struct{} // closed when the connection stops accepting requests
 	closedCh   chan struct{} // closed when the connection is closed
-	lastRead   atomic.Int64  // time of the last read, in ns since start
+	lastRead   atomic.Int64  // time of the last read, in ns since the time in the field start
 	freeCount  atomic.Int64  // number of streams that may be opened now; the pool uses it to choose a connection
 	start      time.Time
 
@@ -73,8 +73,8 @@ type conn struct {
 	maxStreams    int    // concurrent streams that the server allows
 	maxFrame      int    // largest frame payload that the server accepts
 	listMax       uint32 // largest header list that the server accepts
-	sendWindow    int64  // bytes that the server accepts on the connection
-	initialWindow int64  // bytes that the server accepts on a new stream
+	sendWindow    int64  // bytes that the server still accepts on the connection
+	initialWindow int64  // value of Request.sendWindow on a new stream
 	recvWindow    int    // bytes of answers that the server may still send
 	proven        bool   // the server has accepted our credentials on this connection
 	draining      bool   // the connection accepts no more requests and closes after the last request

@@ -3,9 +3,9 @@
 //
 // The client of net/http needs a goroutine, a dozen allocations, an HPACK encoding and a flush for
 // every request. Here a connection has two goroutines. The writer encodes the queued requests of
-// many callers into one buffer and writes the buffer at once. The reader reads the answers. Header
-// fields that requests share are encoded once and then copied. A caller submits a batch of requests
-// and receives a batch of answers, so no goroutine waits for a single request.
+// many callers into one buffer and writes the buffer with one call. The reader reads the answers.
+// Header fields that requests share are encoded once and then copied. A caller submits a batch of
+// requests and receives a batch of answers, so no goroutine waits for a single request.
 //
 //	Pool    keeps connections open and contains the queue
 //	Batch   receives the answers of one caller's requests

@@ -16,7 +16,8 @@ type Fields struct {
 	size            uint32 // size as a header list (RFC 9113, 6.5.2), without the path
 }
 
-// NewFields returns the fields of POSTs to an authority. Names must be in lower case.
+// NewFields returns the fields of POSTs to an authority. The parameter regular contains the fields
+// besides the pseudo-header fields; their names must be in lower case.
 func NewFields(scheme, authority string, regular ...Field) *Fields {
 	f := &Fields{regular: regular, pseudo: []Field{
 		{Name: ":method", Value: "POST"}, {Name: ":scheme", Value: scheme}, {Name: ":authority", Value: authority},
@@ -43,8 +44,8 @@ func appendString[T string | []byte](dst []byte, s T) []byte {
 	return append(dst, s...)
 }
 
-// appendInt appends n as an HPACK integer (RFC 7541, 5.1). The integer begins in the lowest bits of
-// its first byte; the parameter bits says in how many. The other bits of that byte come from the
+// appendInt appends n as an HPACK integer (RFC 7541, 5.1). The parameter bits is how many of the
+// lowest bits of the first byte belong to the integer. The other bits of that byte come from the
 // parameter first.
 func appendInt(dst []byte, bits, first byte, n int) []byte {
 	most := 1<<bits - 1
@@ -80,7 +81,7 @@ type encoder struct {
 	used      uint32              // bytes of the table that are used
 	update    bool                // the next block must begin with the new table size
 	inTable   map[Field]bool      // fields in the table
-	encodings map[*Fields]encoded // stored encodings
+	encodings map[*Fields]encoded // the stored encoding of each Fields
 }
 
 type encoded struct{ pseudo, regular []byte }

@@ -72,8 +72,8 @@ type Pool struct {
 	ready    atomic.Pointer[[]*conn] // connections that accept requests; the slice is replaced, never changed
 	waiting  atomic.Int64            // number of queued requests
 	inFlight atomic.Int64            // number of requests on connections
-	nextWake atomic.Uint64           // wakeConns begins at another connection each time
-	idleCh   chan struct{}           // contains a token after inFlight falls to 0; at its end, Run waits for the token
+	nextWake atomic.Uint64           // increased by wakeConns, so that each call begins at another connection
+	idleCh   chan struct{}           // contains a token after inFlight falls to 0; after its context has ended, Run waits for the token
 
 	mu        sync.Mutex
 	queue     queue
@@ -83,7 +83,8 @@ type Pool struct {
 	stopped   bool
 }
 
-// New returns a pool. It connects once Run runs. Before that, requests wait in the queue.
+// New returns a pool. The pool opens its connections when Run runs. Before that, requests wait in
+// the queue.
 func New(cfg Config) *Pool {
 	cfg = setting.Fill(cfg)
 	cfg.firstID = max(1, cfg.firstID)
@@ -95,7 +96,7 @@ func New(cfg Config) *Pool {
 // Stats is the state of a pool.
 type Stats struct {
 	Open     int // connections that accept requests
-	Streams  int // requests that these connections can carry together now
+	Streams  int // requests that these connections may carry at the same time, including those in flight
 	InFlight int
 	Waiting  int // requests that wait for a stream
 }

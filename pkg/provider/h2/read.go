@@ -9,8 +9,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// deliverAt limits how long finished requests wait. When so many requests have finished, the reader
-// delivers them to their batches, even if more frames are in the read buffer.
+// deliverAt limits how long finished requests wait. When deliverAt requests have finished, the
+// reader delivers them to their batches, even if more frames are in the read buffer.
 const deliverAt = 256
 
 // responseHead contains the fields of a header block that this package uses.

@@ -78,11 +78,11 @@ type Request struct {
 	// State on a connection, guarded by the connection's lock.
 	id             uint32
 	unwritten      []byte // part of Body that is not in the write buffer yet
-	sendWindow     int64  // bytes that the server accepts on the stream
-	ungranted      int    // bytes received that no WINDOW_UPDATE has granted again
+	sendWindow     int64  // bytes that the server still accepts on the stream
+	ungranted      int    // bytes received since the last WINDOW_UPDATE for the stream
 	recvWindow     int    // bytes that the server may still send
 	deadline       time.Time
-	waitsForWindow bool // unwritten waits for window space
+	waitsForWindow bool // the bytes in unwritten wait for window space
 	headArrived    bool // the final response head has arrived
 	ended          bool // END_STREAM was received
 
@@ -158,7 +158,7 @@ func (q *queue) first() *Request {
 	return nil
 }
 
-// Ranks is the number of ranks.
+// Ranks is the number of different ranks of batches (see Batch.Rank).
 const Ranks = 8
 
 // Batch receives the answers of requests that one goroutine submits and waits for. NewBatch makes a

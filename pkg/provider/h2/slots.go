@@ -149,7 +149,7 @@ func (p *Pool) connectFailed(err error) {
 }
 
 // waitDialTurn waits until this goroutine may connect: Config.Stagger after the previous attempt. If
-// many connections were opened at once, the provider could take that for an attack. waitDialTurn
+// many connections were opened together, the provider could take that for an attack. waitDialTurn
 // returns false if ctx ends first.
 func (p *Pool) waitDialTurn(ctx context.Context) bool {
 	p.mu.Lock()
