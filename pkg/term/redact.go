@@ -24,10 +24,11 @@ var redactions = []struct {
 }
 
 // reNamedSecret matches a value after a name that means a secret: password=..., "token": "...". It
-// also finds them in JSON inside a JSON string.
+// also finds such a value in JSON that is itself the text of a JSON string.
 var reNamedSecret = regexp.MustCompile(`(?i)(\b(?:[a-z0-9_.-]*[_.-])?(?:token|secret|password|passwd|authorization|api_key|apikey|private_key)\\*"?\s*[:=]\s*)(\\+"[^"\\]*\\+"|"(?:[^"\\]|\\.)*"|[^\s",}\]\\]+)`)
 
-// SecretKeys are names in lower case. A value with such a name is always removed.
+// SecretKeys are names in lower case. The logs never show the value of an attribute with such a
+// name.
 var SecretKeys = map[string]bool{
 	"token": true, "authorization": true, "password": true, "secret": true, "address": true,
 	"phone": true, "email": true, "body": true, "title": true, "variables": true,
