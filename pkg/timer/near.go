@@ -12,8 +12,8 @@ import (
 // uvarints, then byte strings, each with its length before it.
 const (
 	nearVersion = 1
-	// A message contains payloads of up to nearPayload bytes. A larger payload is read from the
-	// row.
+	// flagPayload: the message contains the payload. A payload of more than nearPayload bytes is not
+	// in the message; it is read from the row.
 	flagPayload = 1
 	nearPayload = 48 << 10
 )

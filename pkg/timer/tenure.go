@@ -19,8 +19,8 @@ type tenure struct {
 	e     *Engine
 	shard uint16
 	end   context.CancelCauseFunc
-	// heir is the engine to which the shard is handed over. Only the goroutine of the keeper uses
-	// it.
+	// heir is the engine to which the shard is handed over. Only the goroutine that runs keepShard
+	// uses this field.
 	heir string
 	// trustedUntil is the time of Engine.clock until which no other engine can own the shard. It is
 	// checked before every release and every write. A time.Timer alone is not enough: when a paused
