@@ -61,8 +61,8 @@ func ParseTable(text string) (Catalogue, error) {
 	return c, nil
 }
 
-// ParseExposition parses the catalogue from the text of /metrics. A metric with labels is only in
-// that text once it has a value.
+// ParseExposition parses the catalogue from the text of /metrics. A metric with labels does not
+// appear in that text before it has a value.
 func ParseExposition(r io.Reader) (Catalogue, error) {
 	p := expfmt.NewTextParser(model.LegacyValidation)
 	families, err := p.TextToMetricFamilies(r)
