@@ -36,7 +36,7 @@ const (
 	ClassTimeout = "timeout" // the call took too long
 	ClassDNS     = "dns"     // the host name has no address
 	ClassConnect = "connect" // refused, reset, unreachable
-	ClassTLS     = "tls"     // the certificate or the handshake
+	ClassTLS     = "tls"     // the certificate was not accepted, or the handshake failed
 	ClassLost    = "lost"    // the process that made the call died before it wrote the outcome
 )
 

@@ -143,8 +143,8 @@ func (e *Egress) Admit(field, raw string) error {
 	return e.admit(field, t)
 }
 
-// publicAddr is an example of an address on the public internet. admit uses it to check only the
-// port.
+// publicAddr is an example of an address on the public internet. The method admit uses it to check
+// only the port.
 var publicAddr = netip.AddrFrom4([4]byte{1, 1, 1, 1})
 
 // AddressVerdict says whether notifyd may connect to one address of a URL.

@@ -284,9 +284,9 @@ func (ls *lanes) returnAheadLocked(l *lane, cause string, wait time.Duration) {
 	}
 }
 
-// afterClaimAhead is called after a swap of claims. It handles the messages that were claimed
-// ahead, that is, without a place. The parameter won says which claims were written; the messages
-// of these claims now wait for a place. If won is nil, no claim was written.
+// afterClaimAhead is called after a swap of claims. A message in ws that has no place was claimed
+// ahead. If its claim was written, the message now waits for a place. The parameter won says for
+// each message whether its claim was written. If won is nil, no claim was written.
 func (ls *lanes) afterClaimAhead(ws []*work, won []bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()

@@ -70,7 +70,8 @@ const (
 func (x *callRules) judge(row *engine.Trigger, gen uint32, now int64) (v messageVerdict, cause string, until int64) {
 	switch {
 	case row.ID == "" || gen > row.Gen:
-		// There is no state row. It may still be written, because the index row is written first.
+		// The state row, or its generation gen, is not stored. It may still be written, because the
+		// index row is written first.
 		return verdictOrphan, CauseOrphan, 0
 	case row.State == engine.TriggerFailed && row.NextAt != 0:
 		return verdictOwed, "", 0
