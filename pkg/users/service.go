@@ -66,7 +66,7 @@ type Service struct {
 
 	applyMu sync.Mutex // locked while the snapshot is written; guards the maps below
 	// ownVersions contains, by user, the version that this process wrote last. The entry is removed
-	// when cursor reaches the version.
+	// when follower.cursor reaches the version.
 	ownVersions map[string]uint64
 	// writesInProgress has an entry for each user that this process is writing. The entry is the
 	// latest version that applyChanges has read since the write began.

@@ -120,8 +120,7 @@ func (s *share) intersect(o *share) *share {
 	return newShare(both)
 }
 
-// maxGuests is the largest number of users outside the share that are kept, in two generations
-// together.
+// maxGuests is the largest number of guests, in the maps young and old together.
 const maxGuests = 1 << 15
 
 // guests are users whose profiles were fetched by id. Another process owns their share, or the
