@@ -5,8 +5,9 @@ import (
 	"strings"
 )
 
-// redactions are the patterns of secrets and addresses. Texts that match must never be in a log or
-// a bundle. They can be in the error of a library, which may quote a URL, a header or an address.
+// redactions are the patterns of secrets and addresses. A text that matches must never appear in a
+// log or a bundle. Such texts come from errors of libraries, which may quote a URL, a header or an
+// address.
 var redactions = []struct {
 	re   *regexp.Regexp
 	with string

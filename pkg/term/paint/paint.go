@@ -163,7 +163,7 @@ func (s *Styles) Bar(share float64, w int) string {
 	return strings.Repeat(s.Full, n) + strings.Repeat(s.Empty, max(0, w-n))
 }
 
-// Bars draws each value as one column of the terminal, at most w values. The parameter rows is the
+// Bars draws the last w values, each as one column of the terminal. The parameter rows is the
 // height of the drawing in lines. The latest value is at the right. The result peak is the highest
 // value, whose column has the full height.
 func (s *Styles) Bars(values []float64, w, rows int) (lines []string, peak float64) {
