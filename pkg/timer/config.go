@@ -47,7 +47,7 @@ type Config struct {
 	// Shards.
 	Spread       engine.Shards
 	Shards       int           `default:"16"`    // partitions of a minute
-	Poll         time.Duration `default:"1s"`    // between two loads
+	Poll         time.Duration `default:"1s"`    // time between two loads
 	Lookahead    time.Duration `default:"2s"`    // how long before their fire time rows are loaded
 	WriteTimeout time.Duration `default:"2s"`    // longest write that is expected; see leadTime
 	Skew         time.Duration `default:"500ms"` // largest difference between two clocks

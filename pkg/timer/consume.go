@@ -11,9 +11,9 @@ import (
 
 const (
 	nearBatch = 64
-	// nearLooks is how often a near timer is received before its message is dropped because it is
-	// still undecided. Its row remains stored, so the timer is released when its minute is closed
-	// and scanned.
+	// nearLooks is how often the message of an undecided near timer may be received. Then the message
+	// is dropped. The row remains stored, so the timer is released when its minute is closed and
+	// scanned.
 	nearLooks = 5
 )
 
@@ -56,7 +56,7 @@ const (
 	fateAgain nearFate = iota // do nothing: the message is received again when its visibility timeout ends
 	// Acknowledge the message and do nothing more: the timer is or was released in another way.
 	fateForget
-	fateWait    // queue again until it is due
+	fateWait    // put the message into the queue again, until the timer is due
 	fateRelease // publish in this process
 )
 

@@ -36,7 +36,7 @@ type releaser struct {
 
 	// Engine.mu guards the fields below.
 	wheel   *wheel.Wheel[*entry]
-	backlog backlog // entries to catch up, by due time
+	backlog backlog // entries to catch up, earliest due first
 	// Entries with a due time up to askUntil (ms since 1970) were loaded before the clock was set
 	// back. Read their heads before the release, because their schedules may have been cancelled or
 	// moved since.
