@@ -23,7 +23,7 @@ type FleetChannel struct {
 	Workers     int // processes that call the channel's provider
 	Partitions  int
 	InFlight    int           // concurrent requests of the worker with the lowest setting
-	Window      int           // receivers of a claim window; the smallest of all workers
+	Window      int           // receivers of a claim window, of the worker with the lowest setting
 	Connections int           // HTTP/2 connections of the worker with the lowest setting
 	Accounts    int           // SMS accounts, or IP pools
 	AccountRate float64       // messages per second of each account

@@ -95,7 +95,7 @@ func Client() (Catalogue, error) {
 }
 
 // With returns a catalogue with the metrics of c and of the catalogue other. If both contain the
-// same metric, it takes the one of other.
+// same metric, With takes the metric of other.
 func (c Catalogue) With(other Catalogue) Catalogue {
 	out := make(Catalogue, len(c)+len(other))
 	for _, from := range []Catalogue{c, other} {
