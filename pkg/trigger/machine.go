@@ -124,7 +124,8 @@ func (x *callRules) tooManyLost(row *engine.Trigger) bool {
 }
 
 // giveUpRow returns the final row of a trigger that is too late or lost too many claims. The state
-// is EXPIRED only if certainly no call was made, otherwise FAILED.
+// is EXPIRED if the trigger is later than its max_lateness, its late_policy is drop, and certainly
+// no call was made. Otherwise the state is FAILED.
 func (x *callRules) giveUpRow(row engine.Trigger, now int64) engine.Trigger {
 	row.Reason = x.whyTooLate(&row, now)
 	if row.Reason == "" {

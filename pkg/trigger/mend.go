@@ -22,7 +22,8 @@ type Mender struct {
 	hit func(string) // killpoint.Hit, or a function of a test
 }
 
-// ID returns the id of the trigger to which a timer or a message leads.
+// ID returns the id of the trigger with this base. TriggerOf returns the base for a timer or a
+// message.
 func (m Mender) ID(base notify.Base) string { return idOf(base) }
 
 // TriggerOf returns the trigger and the generation to which a body refers. The body is the payload
