@@ -15,8 +15,8 @@ type topicPartition struct {
 	n          int32
 }
 
-// share is an immutable set of topicPartitions. A process keeps, for each user in the share, the
-// data for the channels of these partitions. A nil share has all users.
+// share is an immutable set of topicPartitions. If the partition of a user on a channel is in the
+// share, the process keeps the user's data for this channel. A nil share has all users.
 type share struct {
 	parts   map[topicPartition]bool
 	layouts [len(notify.Channels) + 1][]partitionLayout // by channel
