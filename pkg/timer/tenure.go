@@ -389,9 +389,10 @@ func (t *tenure) becomeOwner(st engine.ShardState) {
 	e.cfg.Events.Owned(t.shard, st.Term)
 }
 
-// loadParked gets rows that were just stored. It puts them into the wheel if loading has already
-// passed their due times. It returns the rows of shards that this engine does not own. It skips
-// rows of minutes that were closed in the meantime, because the writer stores these rows again.
+// loadParked is called with rows that were just stored. It puts a row into the wheel if loading has
+// already passed the row's due time. It returns the rows of shards that this engine does not own.
+// It skips rows of minutes that were closed in the meantime, because the writer stores these rows
+// again.
 func (e *Engine) loadParked(ps []parked, spread notify.Spread) (others []parked) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
