@@ -44,7 +44,8 @@ func orDefault[T comparable](v, def T) T {
 }
 
 // Egress makes callbacks. No other code of this package opens connections. Egress checks every
-// connection against the policy right before its system call. It is safe for concurrent use.
+// connection against the policy right before the system call that connects. It is safe for
+// concurrent use.
 type Egress struct {
 	cfg EgressConfig
 

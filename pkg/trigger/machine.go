@@ -8,8 +8,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// The state machine of a trigger, as functions of a row and a time. All code that swaps rows uses
-// these functions. They write nothing to the store.
+// The state machine of a trigger, as functions of a row and a time. The Dispatcher uses these
+// functions to compute the rows that it swaps; the functions write nothing to the store. Cancels
+// and reschedules are in change.go, and repairs are in mend.go.
 //
 //	                 claim                    2xx
 //	PENDING ─────────────────────> IN_FLIGHT ─────> FIRED
