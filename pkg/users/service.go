@@ -340,8 +340,8 @@ func (s *Service) beginWrite(user string) (end func()) {
 }
 
 // applyWrite applies a stored profile to the snapshot. If a later change was already applied,
-// applyWrite does nothing. It also records the version: the follower may have read an earlier
-// change before, and must not undo this write.
+// applyWrite does nothing. It also records the version: if the follower has read an earlier change
+// and applies it only after this write, that change must not undo the write.
 func (s *Service) applyWrite(p *engine.Profile) {
 	s.applyMu.Lock()
 	defer s.applyMu.Unlock()
