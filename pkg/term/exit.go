@@ -19,11 +19,11 @@ const (
 	ExitPartial     = 3   // some items failed
 	ExitAuth        = 4   // the token is missing or invalid, or it lacks a scope
 	ExitNotFound    = 5   // the thing does not exist
-	ExitConflict    = 6   // the state does not allow it, or the plan is stale
+	ExitConflict    = 6   // the state of the thing does not allow the operation, or the plan of a job is stale
 	ExitUnavailable = 7   // the server is down or too slow; trying again is safe
-	ExitPending     = 8   // a wait ended before the thing that it waited for happened
+	ExitPending     = 8   // the command stopped waiting before the awaited result was there
 	ExitFindings    = 9   // a check found something
-	ExitGuard       = 10  // stopped by a guard
+	ExitGuard       = 10  // the guard of a replay stopped the job
 	ExitSLO         = 99  // a threshold of a load run was missed
 	ExitInterrupt   = 130 // Ctrl-C
 	ExitTerminated  = 143 // SIGTERM

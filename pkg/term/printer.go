@@ -32,12 +32,12 @@ type Printer struct {
 	// operation was not recorded.
 	AuditID string
 
-	// Paint adds colour to a cell of a table. The parameter header is true in the first row. Paint
-	// may add only terminal escapes, which take no columns. nil: no colour.
+	// Paint adds colour to a cell of a table. The parameter header is true for the cells of the
+	// header row. Paint may add only terminal escapes, which take no columns. nil: no colour.
 	Paint func(cell string, header Header) string
 	// Width is the number of columns of the terminal. 0: there is no terminal, and tables are not
-	// cut. If a table is too wide, Printer drops columns in the order in Optional, which lists
-	// their headers. If the table is still too wide, Printer cuts its last column.
+	// cut. If a table is too wide, Printer drops the columns whose headers are in Optional, in that
+	// order. If the table is still too wide, Printer cuts its last column.
 	Width    int
 	Optional []string
 }
@@ -159,7 +159,7 @@ func (p *Printer) Line(v any, line func() string) error {
 }
 
 // withAuditID returns v with audit_id as its first field. It returns v unchanged if AuditID is
-// empty, if v is not an object, or if the format is "table".
+// empty, if v is not an object, or if Printer writes a table.
 func (p *Printer) withAuditID(v any) (any, error) {
 	if p.AuditID == "" || p.JQ == "" && p.Format == "table" {
 		return v, nil
@@ -366,7 +366,7 @@ func (p *Printer) filter(v any) error {
 			return Usage("--jq: the filter failed: %v", err)
 		}
 		if s, is := out.(string); is {
-			if p.Width > 0 { // otherwise the terminal would obey control characters in the text
+			if p.Width > 0 { // Out is a terminal, which would obey control characters in the text
 				s = string(escapeLines([]byte(s)))
 			}
 			fmt.Fprintln(p.Out, s)

@@ -5,8 +5,9 @@ import (
 	"strings"
 )
 
-// redactions are the patterns of secrets and addresses. Texts that match must never be in a log or
-// a bundle. They can be in the error of a library, which may quote a URL, a header or an address.
+// redactions are the patterns of secrets and addresses. A text that matches must never appear in a
+// log or a bundle. Such texts come from errors of libraries, which may quote a URL, a header or an
+// address.
 var redactions = []struct {
 	re   *regexp.Regexp
 	with string
@@ -24,10 +25,11 @@ var redactions = []struct {
 }
 
 // reNamedSecret matches a value after a name that means a secret: password=..., "token": "...". It
-// also finds them in JSON inside a JSON string.
+// also finds such a value in JSON that is itself the text of a JSON string.
 var reNamedSecret = regexp.MustCompile(`(?i)(\b(?:[a-z0-9_.-]*[_.-])?(?:token|secret|password|passwd|authorization|api_key|apikey|private_key)\\*"?\s*[:=]\s*)(\\+"[^"\\]*\\+"|"(?:[^"\\]|\\.)*"|[^\s",}\]\\]+)`)
 
-// SecretKeys are names in lower case. A value with such a name is always removed.
+// SecretKeys are names in lower case. The logs never show the value of an attribute with such a
+// name.
 var SecretKeys = map[string]bool{
 	"token": true, "authorization": true, "password": true, "secret": true, "address": true,
 	"phone": true, "email": true, "body": true, "title": true, "variables": true,

@@ -214,7 +214,7 @@ func Nearest(word string, maxErrors int, names []string) (best string) {
 // Distance returns the number of typing errors between two short words. A missing, added or wrong
 // letter is one error. Two swapped neighbour letters are also one error.
 func Distance(a, b string) int {
-	before := make([]int, len(b)+1) // the row before the row last
+	before := make([]int, len(b)+1) // the row that was computed before the one in last
 	last := make([]int, len(b)+1)
 	row := make([]int, len(b)+1)
 	for j := range row {

@@ -226,9 +226,9 @@ func (r *releaseRate) add(n int, now time.Duration) {
 	}
 }
 
-// leftLocked returns how many rows of a shard the catch-up still has to release. While rows are not
-// loaded or counted yet, it returns the larger of the counted and the loaded rows. The caller holds
-// mu.
+// leftLocked returns how many rows of a shard the catch-up still has to release. While some rows
+// are not loaded yet or not counted yet, it returns the number of the counted rows or of the loaded
+// rows, whichever is larger. The caller holds mu.
 func (t *tenure) leftLocked() int64 {
 	loaded := int64(t.loads[CatchUp].unacked)
 	if min(t.catchUpFrom, t.catchUpAgain) >= t.catchUpUntil && len(t.uncounted) == 0 && !t.counting {

@@ -36,7 +36,7 @@ func (t *tenure) closeMinutes(ctx context.Context) error {
 	}
 	from := state.Watermark + 1
 	if fresh {
-		from = 0 // for rows whose writers died before they stored them again
+		from = 0 // to find rows of closed minutes whose writers died before they stored the rows again
 	}
 	if from > state.Closed {
 		return nil
@@ -74,7 +74,7 @@ func (t *tenure) closeMinutes(ctx context.Context) error {
 func (t *tenure) finishMinute(ctx context.Context, at int64) (bool, error) {
 	e := t.e
 	e.mu.Lock()
-	// Loading and the catch-up may not have reached this minute yet. Then leave its rows to them.
+	// If loading or the catch-up has not reached this minute yet, leave the minute's rows to it.
 	// Otherwise the rows would be read twice, and released before rows that are due earlier.
 	behind := min(t.scannedUntil, t.missedFrom, t.catchUpAgain)
 	if t.catchUpFrom < t.catchUpUntil {

@@ -11,9 +11,9 @@ import (
 
 const (
 	dayMs = 86_400_000 // milliseconds of a day
-	// promoteEvery is the time between two checks of the cold table. A check moves each day to the
-	// hot table a day before the day begins. It also moves overdue rows, and rows that an earlier
-	// check missed.
+	// promoteEvery is the time between two checks of the cold table. A check moves the rows of each
+	// day to the hot table a day before the day begins. It also moves overdue rows, and rows that an
+	// earlier check missed.
 	promoteEvery = 10 * time.Minute
 )
 
@@ -21,8 +21,8 @@ const (
 type housekeeper struct {
 	*Engine
 
-	// overdue lists days that were already overdue when they were moved. The method purge waits
-	// until their timers are released. Engine.mu guards it.
+	// overdue lists days whose rows were already overdue when they were moved. The method purge keeps
+	// the heads of these timers until the timers are released. Engine.mu guards it.
 	overdue []promoted
 }
 

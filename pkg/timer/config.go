@@ -18,13 +18,14 @@ type Config struct {
 	Schedules engine.Schedules
 	// Cold stores timers that are due more than ColdAfter from now. nil: Store stores them too.
 	Cold engine.ColdTimers
-	// Queue carries near timers from writers to the engine that publishes them. No other package
-	// may use it. Without Queue, a near timer of a shard that this process does not own waits until
-	// its minute is closed. So Queue is needed if several processes share a store.
+	// Queue carries near timers, which are due very soon, from writers to the engine that publishes
+	// them. No other package may use it. Without Queue, a near timer of a shard that this process
+	// does not own waits until its minute is closed. So Queue is needed if several processes share a
+	// store.
 	Queue engine.Queue
-	// Lease and Heartbeats let several engines share the shards. An engine without Lease assumes
-	// that no other engine uses its store. (If there is another one, the terms of the shards still
-	// prevent wrong writes.) An engine without Heartbeats keeps every shard that it owns.
+	// Lease and Heartbeats let several engines share the shards. An engine without Lease assumes that
+	// no other engine uses its store. (If there is another one, the terms of the shards still prevent
+	// wrong writes.) An engine without Heartbeats never hands over a shard to another engine.
 	Lease      engine.Lease
 	Heartbeats engine.Heartbeats
 	Owner      string // name of this engine; no two running engines may have the same name
@@ -46,9 +47,9 @@ type Config struct {
 	// Shards.
 	Spread       engine.Shards
 	Shards       int           `default:"16"`    // partitions of a minute
-	Poll         time.Duration `default:"1s"`    // between two loads
+	Poll         time.Duration `default:"1s"`    // time between two loads
 	Lookahead    time.Duration `default:"2s"`    // how long before their fire time rows are loaded
-	WriteTimeout time.Duration `default:"2s"`    // longest write that is expected; see lead
+	WriteTimeout time.Duration `default:"2s"`    // longest write that is expected; see leadTime
 	Skew         time.Duration `default:"500ms"` // largest difference between two clocks
 	Grace        time.Duration `default:"10s"`   // time from the end of a minute until it is closed
 	Batch        int           `default:"512"`   // maximum number of timers in a Publish call, and of rows in a page
@@ -71,7 +72,7 @@ type Config struct {
 
 	LeaseTTL    time.Duration `default:"5s"`     // TTL of the lease of a shard
 	LeaseRenew  time.Duration `default:"1500ms"` // time between two renewals
-	LeaseMargin time.Duration `default:"1s"`     // the owner trusts its lease until this long before its end
+	LeaseMargin time.Duration `default:"1s"`     // the owner stops trusting a lease this long before the lease ends
 	LeaseLook   time.Duration `default:"250ms"`  // time between two attempts of a standby to acquire a lease
 	Beat        time.Duration `default:"5s"`     // time between two heartbeats
 

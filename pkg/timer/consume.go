@@ -11,9 +11,9 @@ import (
 
 const (
 	nearBatch = 64
-	// nearLooks is how often a near timer is received before its message is dropped because it is
-	// still undecided. Its row remains stored, so the timer is released when its minute is closed
-	// and scanned.
+	// nearLooks is how often the message of an undecided near timer may be received. Then the message
+	// is dropped. The row remains stored, so the timer is released when its minute is closed and
+	// scanned.
 	nearLooks = 5
 )
 
@@ -56,12 +56,12 @@ const (
 	fateAgain nearFate = iota // do nothing: the message is received again when its visibility timeout ends
 	// Acknowledge the message and do nothing more: the timer is or was released in another way.
 	fateForget
-	fateWait    // queue again until it is due
+	fateWait    // put the message into the queue again, until the timer is due
 	fateRelease // publish in this process
 )
 
-// publishNear publishes near timers and acknowledges their messages. If this fails, the messages
-// are received again.
+// publishNear publishes near timers and acknowledges their messages. If one of these steps fails,
+// the messages are received again.
 func (l *nearLine) publishNear(ctx context.Context, ds []engine.Delivery) {
 	stop := l.keepVisible(ctx, ds)
 	defer stop()
@@ -106,7 +106,8 @@ func (l *nearLine) publishNear(ctx context.Context, ds []engine.Delivery) {
 }
 
 // judgeDelivery decodes the message of a near timer into n, and returns what to do with the timer.
-// If this engine owns the timer's shard, it puts the timer into the wheel.
+// If this engine owns the timer's shard, judgeDelivery puts the timer into the wheel, unless a scan
+// will load its row.
 func (l *nearLine) judgeDelivery(ctx context.Context, body []byte, n *nearDelivery, now int64, spread notify.Spread) nearFate {
 	p, whole, err := readNear(body)
 	n.parked = p
@@ -128,7 +129,7 @@ func (l *nearLine) judgeDelivery(ctx context.Context, body []byte, n *nearDelive
 		}
 	}
 	if others := l.loadParked([]parked{n.parked}, spread); len(others) == 0 {
-		return fateForget // the timer is in the wheel, and its row is durable
+		return fateForget // this engine owns the shard: the timer is in the wheel, or a scan will load its durable row
 	}
 	return fateRelease
 }

@@ -8,9 +8,9 @@
 //	load    every Poll: put rows that are due up to now + Lookahead into the wheel
 //	release the wheel releases each timer at its millisecond, never before. The timer
 //	        is published again until the publish is acknowledged.
-//	close   Grace after the end of a minute: raise the state Closed (durable), scan the
-//	        minute once more, release missed rows, drop the partition with one delete,
-//	        and raise the watermark
+//	close   Grace after the end of a minute: raise Closed in the stored state of the shard,
+//	        scan the minute once more, release missed rows, drop the partition with one
+//	        delete, and raise the watermark
 //
 // If an owner crashes before it raises the watermark, the next owner releases the rows of the open
 // minutes again. Receivers recognize these timers by their id. If a row is written after loading has

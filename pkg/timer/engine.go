@@ -21,7 +21,7 @@ import (
 // removed in the same step.
 type Engine struct {
 	cfg   Config
-	began time.Time // start of the monotonic clock with which trust is measured
+	began time.Time // start of the monotonic clock, which measures how long leases are trusted
 
 	writer      *writer
 	releaser    *releaser
@@ -37,8 +37,8 @@ type Engine struct {
 	complaints complaints
 
 	mu sync.Mutex
-	// tenures has an entry for each shard; nil: this engine does not own the shard. A new shard
-	// gets its entry before its keeper starts.
+	// tenures has an entry for each shard; nil: this engine does not own the shard. A new shard gets
+	// its entry before its goroutine keepShard starts.
 	tenures      []*tenure
 	watermarkEnd []int64 // by shard: end of the watermark's minute when last read, ms since 1970
 	owned        int
@@ -95,8 +95,8 @@ func (e *Engine) compete(ctx context.Context, g *errgroup.Group) {
 	}
 }
 
-// addShards extends the lists by the shards that were added to the spread. If it cannot read the
-// number of shards, it does nothing.
+// addShards extends the lists tenures and watermarkEnd by the shards that were added to the spread.
+// If it cannot read the number of shards, it does nothing.
 func (e *Engine) addShards() {
 	spread, err := e.cfg.Spread()
 	if err != nil {
@@ -106,7 +106,7 @@ func (e *Engine) addShards() {
 	defer e.mu.Unlock()
 	for len(e.tenures) < spread.Most() {
 		e.tenures = append(e.tenures, nil)
-		e.watermarkEnd = append(e.watermarkEnd, e.now()) // its watermark was not read yet
+		e.watermarkEnd = append(e.watermarkEnd, e.now()) // the current time, until the watermark is read
 	}
 }
 
@@ -145,7 +145,8 @@ func (e *Engine) shareLocked() float64 {
 func (e *Engine) Park(ctx context.Context, ts []engine.Timer) error { return e.writer.park(ctx, ts) }
 
 // ParkScheduled stores schedules and their timers. For the timers it does what Park does. It stores
-// the schedules first, or in the same commit if no timer is cold and the store supports this.
+// the schedules before the timers, or in the same commit if no timer is cold and the store supports
+// this.
 func (e *Engine) ParkScheduled(ctx context.Context, ss []engine.Schedule, ts []engine.Timer) error {
 	return e.writer.parkScheduled(ctx, ss, ts)
 }

@@ -140,8 +140,8 @@ func (r *releaser) decideEntry(ctx context.Context, d headDecision, x *entry) (h
 	r.mu.Lock()
 	known, ok := x.minute.decided[d]
 	alive := x.minute.t.aliveLocked()
-	// Read Closed before the head. If a move swaps the head after this read of Closed, it also
-	// finds the minute closed, and stores its row under the current minute.
+	// Read Closed before the head. If the minute is closed already, a move that stores its row after
+	// this read also finds the minute closed, and stores the row under the current minute.
 	closed := x.minute.t.state.Closed >= x.minute.number
 	r.mu.Unlock()
 	if ok && known == verdictPublish {

@@ -67,7 +67,7 @@ func (t *tenure) loadAhead(ctx context.Context) error {
 		e.mu.Unlock()
 		return errExpired
 	}
-	from := min(t.scannedUntil, t.missedFrom, until) // until is the lowest if the clock was set back
+	from := min(t.scannedUntil, t.missedFrom, until) // the variable until is the lowest if the clock was set back
 	t.missedFrom = math.MaxInt64
 	from = t.skipLocked(from, now)
 	t.loadedUntil, t.scannedUntil = until, from

@@ -126,9 +126,9 @@ func (m *membership) checkHealth() {
 	}
 }
 
-// planHandOvers chooses shards of this engine that should belong to another member by rendezvous
-// hashing. It chooses at most an eighth of the shards at a time, because the new owner of a shard
-// must read the shard's open minutes again.
+// planHandOvers chooses shards of this engine that, by rendezvous hashing, should belong to another
+// member. It chooses at most an eighth of this engine's shards at a time, because the new owner of
+// a shard must read the shard's open minutes again.
 func (m *membership) planHandOvers(members []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -8,12 +8,13 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// Format of a near timer in the queue: version, flags and kind (one byte each), then numbers as
-// uvarints, then byte strings, each with its length before it.
+// Format of a near timer in the queue: version, flags and kind (one byte each), then four numbers
+// as uvarints, then the head (16 bytes), then the id and the target, each with its length before
+// it. The payload, if the message contains it, is the rest.
 const (
 	nearVersion = 1
-	// A message contains payloads of up to nearPayload bytes. A larger payload is read from the
-	// row.
+	// flagPayload: the message contains the payload. A payload of more than nearPayload bytes is not
+	// in the message; it is read from the row.
 	flagPayload = 1
 	nearPayload = 48 << 10
 )

@@ -36,7 +36,7 @@ type releaser struct {
 
 	// Engine.mu guards the fields below.
 	wheel   *wheel.Wheel[*entry]
-	backlog backlog // entries to catch up, by due time
+	backlog backlog // entries to catch up, earliest due first
 	// Entries with a due time up to askUntil (ms since 1970) were loaded before the clock was set
 	// back. Read their heads before the release, because their schedules may have been cancelled or
 	// moved since.
@@ -192,10 +192,10 @@ func (r *releaser) publishTo(ctx context.Context, lane Lane, batch []*entry, to 
 // leaves out entries of shards that may be lost. If the clock was set back, some entries are not
 // due yet. beginPublish puts these back into the wheel.
 func (r *releaser) beginPublish(lane Lane, batch []*entry) []*entry {
-	now := r.now() // before clockOff: the offset belongs to the latest setting of the clock
+	now := r.now() // read before clockOff, because the offset describes the clock as it was set last
 	if r.clockOff() {
 		for _, x := range batch {
-			x.minute.t.end(errClock) // the clock may be right again when the keeper checks it
+			x.minute.t.end(errClock) // end the tenure here: when the method renew checks the clock, it may be right again
 		}
 		return nil
 	}

@@ -29,7 +29,7 @@ type Stats struct {
 	Pending      int          // timers in memory
 	PendingBytes int          // payload bytes of these timers
 	Shards       []ShardStats // shards that this engine owns
-	// Shards for which this engine is a standby, as last read.
+	// Shards that this engine does not own but for which it is a standby, as last read.
 	Others  []ShardStats
 	Backlog Backlog
 
@@ -42,7 +42,7 @@ type Stats struct {
 	PublishFailures uint64    // calls of Publish that failed
 	Refused         uint64    // publishes of a single timer that were refused; each try counts
 	TookOver        uint64    // shards taken over
-	Lost            uint64    // shards lost without a hand-over
+	Lost            uint64    // shards lost because the lease expired or another engine took the shard over
 	LateRows        uint64    // rows found when their minute was closed
 	Rehomed         uint64    // rows stored again because their minute was closed
 	Dropped         uint64    // timers that were not released because of their head

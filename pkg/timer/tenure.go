@@ -19,8 +19,8 @@ type tenure struct {
 	e     *Engine
 	shard uint16
 	end   context.CancelCauseFunc
-	// heir is the engine to which the shard is handed over. Only the goroutine of the keeper uses
-	// it.
+	// heir is the engine to which the shard is handed over. Only the goroutine that runs keepShard
+	// uses this field.
 	heir string
 	// trustedUntil is the time of Engine.clock until which no other engine can own the shard. It is
 	// checked before every release and every write. A time.Timer alone is not enough: when a paused
@@ -389,9 +389,10 @@ func (t *tenure) becomeOwner(st engine.ShardState) {
 	e.cfg.Events.Owned(t.shard, st.Term)
 }
 
-// loadParked gets rows that were just stored. It puts them into the wheel if loading has already
-// passed their due times. It returns the rows of shards that this engine does not own. It skips
-// rows of minutes that were closed in the meantime, because the writer stores these rows again.
+// loadParked is called with rows that were just stored. It puts a row into the wheel if loading has
+// already passed the row's due time. It returns the rows of shards that this engine does not own.
+// It skips rows of minutes that were closed in the meantime, because the writer stores these rows
+// again.
 func (e *Engine) loadParked(ps []parked, spread notify.Spread) (others []parked) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -72,7 +72,7 @@ func (w *writer) putHot(ctx context.Context, ps []parked, spread notify.Spread, 
 	if len(ps) == 0 {
 		return nil
 	}
-	// Do not try minutes that this process's own engine has closed.
+	// Do not store rows under minutes that this process's own engine has closed.
 	moved, kept, err := w.rehome(ctx, ps, spread, w.knownClosed(ps, spread))
 	for ps, store := append(kept, moved...), firstWrite; err == nil && len(ps) > 0; ps, store = moved, w.cfg.Store.Put {
 		ts := make([]engine.Timer, len(ps))

@@ -18,8 +18,8 @@ const (
 // this length. The tracestate is stored in every record of a request.
 const maxState = 512
 
-// Context is a W3C trace context in the form of headers and records. The zero value means that
-// there is no context.
+// Context is a W3C trace context: the two texts that headers and records contain. The zero value
+// means that there is no context.
 type Context struct {
 	Parent string // traceparent, of version 00
 	State  string // tracestate; set only together with Parent
@@ -33,9 +33,10 @@ func (c Context) Sampled() bool {
 	return len(c.Parent) == parentLen && unhex(c.Parent[parentLen-1])&1 != 0
 }
 
-// FromHeader reads the trace context of a request by W3C Trace Context, level 1. It returns no
-// context if traceparent is malformed or occurs twice. If only tracestate is malformed, it drops
-// the tracestate and keeps the traceparent. The returned strings do not change when h changes.
+// FromHeader reads the trace context of a request by W3C Trace Context, level 1. It returns the
+// zero Context if traceparent is malformed or occurs twice. If only tracestate is malformed, it
+// drops the tracestate and keeps the traceparent. The returned strings do not change when h
+// changes.
 func FromHeader(h http.Header) Context {
 	ps := h[HeaderParent]
 	if len(ps) != 1 {

@@ -55,8 +55,8 @@ func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) er
 	return nil
 }
 
-// spanGate limits the number of spans before the SDK's queue, because the SDK's queue drops spans
-// without reporting them.
+// spanGate limits how many spans enter the SDK's queue, because that queue drops spans without
+// reporting them when it is full.
 type spanGate struct {
 	sdk.SpanProcessor
 	exporter *exporter

@@ -83,8 +83,8 @@ func CheckEndpoint(raw string) error {
 	return nil
 }
 
-// Tracer makes spans and exports them. A nil Tracer makes no spans. It is safe for concurrent use.
-// Only Close waits for the collector.
+// Tracer makes spans and exports them. A nil Tracer makes no spans. A Tracer is safe for concurrent
+// use. Only Close waits for the collector.
 type Tracer struct {
 	provider *sdk.TracerProvider
 	tracer   oteltrace.Tracer

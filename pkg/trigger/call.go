@@ -25,8 +25,8 @@ const (
 	ClassOK        = "ok"        // 2xx
 	ClassRetry     = "retry"     // 408, 425, 5xx, or an answer that is not HTTP
 	ClassThrottled = "throttled" // 429
-	// 4xx, except the statuses of the other classes. It may be retried, because a receiver that is
-	// being deployed answers 404 or 401 for a while.
+	// 4xx, except the statuses of the other classes. The call may be retried, because a receiver that
+	// is being deployed answers 404 or 401 for a while.
 	ClassRejected  = "rejected"
 	ClassRedirect  = "redirect"  // 3xx, never followed
 	ClassPermanent = "permanent" // 410, or a status that the caller's record lists as final
@@ -36,7 +36,7 @@ const (
 	ClassTimeout = "timeout" // the call took too long
 	ClassDNS     = "dns"     // the host name has no address
 	ClassConnect = "connect" // refused, reset, unreachable
-	ClassTLS     = "tls"     // the certificate or the handshake
+	ClassTLS     = "tls"     // the certificate was not accepted, or the handshake failed
 	ClassLost    = "lost"    // the process that made the call died before it wrote the outcome
 )
 

@@ -22,8 +22,8 @@ const recountEvery = time.Minute
 // without end. Census is safe for concurrent use.
 type Census struct {
 	triggers engine.Triggers
-	// Other processes use the store too. This process does not see which triggers they create and
-	// end.
+	// True if other processes use the store too. This process does not see which triggers they create
+	// and end.
 	shared bool
 
 	mu      sync.Mutex

@@ -94,10 +94,10 @@ func (s *Service) RescheduleTo(ctx context.Context, caller, id string, w When) (
 		if err := notify.BeforeAct(ctx); err != nil {
 			return false, err
 		}
-		// Write the index row before the state row, because a trigger without an index row never
-		// fires. If the swap then loses against another change, the dispatcher drops the index row
-		// when it fires.
-		if began.IsZero() { // an earlier try may have written the same index row
+		// Write the index row before the state row, because a trigger without an index row never fires.
+		// If the swap then loses against another change, the message of the index row is dropped when
+		// it reaches a dispatcher.
+		if began.IsZero() { // keep the time of the first try, which may have written the same index row
 			began = time.Now()
 		}
 		index = []engine.Timer{indexRow(base, row)}

@@ -43,7 +43,8 @@ type DispatcherConfig struct {
 	// One caller may use half of the room that is still free. Another 2*MaxQueued messages may wait
 	// without their rows. Further messages are put off.
 	MaxQueued int `default:"32768" min:"2"`
-	// MaxQueuedBytes is how many bytes the rows of the messages in MaxQueued may have together.
+	// MaxQueuedBytes is how many bytes the rows of the messages that MaxQueued counts may have
+	// together.
 	MaxQueuedBytes int `default:"64MiB" min:"2"`
 	// Batch is the largest number of messages that are received, read or written together.
 	Batch int `default:"256" min:"1"`
@@ -55,9 +56,9 @@ type DispatcherConfig struct {
 	Lease time.Duration `default:"30s"`
 	// Skew is the largest difference between the clocks of two machines.
 	Skew time.Duration `default:"2s" min:"0"`
-	// Clock returns an error while the clock of this process is wrong by more than is allowed.
-	// During that time this process receives no messages, and decides, claims and calls no rows.
-	// Other dispatchers do that. Default: never an error.
+	// Clock returns an error while the clock of this process is wrong by more than is allowed. During
+	// that time this process receives no messages, claims no triggers and makes no calls. Other
+	// dispatchers do that. Default: never an error.
 	Clock func() error
 	// Schedule is the list of waits between attempts, for triggers without their own schedule.
 	// Default DefaultSchedule.

@@ -11,8 +11,8 @@
 // The state row decides everything. It is only written by compare and swap. Timers and messages
 // only lead to the row; they may arrive late, twice or for nothing. A claim changes the row from
 // PENDING to IN_FLIGHT right before the call. After the claim the call cannot be stopped. If a
-// claim and a cancel happen at the same time, exactly one of them wins. machine.go has all state
-// changes.
+// claim and a cancel happen at the same time, exactly one of them wins. The diagram in machine.go
+// shows all state changes.
 //
 // What a crash leaves in the stores, by the name of the point of the crash (internal/killpoint):
 //

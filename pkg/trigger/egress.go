@@ -44,7 +44,8 @@ func orDefault[T comparable](v, def T) T {
 }
 
 // Egress makes callbacks. No other code of this package opens connections. Egress checks every
-// connection against the policy right before its system call. It is safe for concurrent use.
+// connection against the policy right before the system call that connects. It is safe for
+// concurrent use.
 type Egress struct {
 	cfg EgressConfig
 
@@ -143,8 +144,8 @@ func (e *Egress) Admit(field, raw string) error {
 	return e.admit(field, t)
 }
 
-// publicAddr is an example of an address on the public internet. admit uses it to check only the
-// port.
+// publicAddr is an example of an address on the public internet. The method admit uses it to check
+// only the port.
 var publicAddr = netip.AddrFrom4([4]byte{1, 1, 1, 1})
 
 // AddressVerdict says whether notifyd may connect to one address of a URL.

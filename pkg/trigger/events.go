@@ -42,8 +42,10 @@ type Events struct {
 	// ClaimLost: n claims or outcomes could not be written, because another process had changed the
 	// row.
 	ClaimLost func(n int)
-	// Dropped: n messages were dropped. Their triggers have ended, were cancelled or rescheduled,
-	// or were never stored.
+	// Dropped: n messages were dropped. cause is the final state of their triggers, or "rescheduled",
+	// "orphan" (the row, or the message's generation, was never stored), "copy" (another message of
+	// the trigger is being processed) or "unreadable" (the message goes back to the queue, which
+	// moves it to its dead messages).
 	Dropped func(cause string, n int)
 	// Swapped: n state rows were swapped. The sum of n, divided by the number of calls of Ended, is
 	// the number of swaps per trigger.

@@ -40,7 +40,8 @@ func parseID(id string) (notify.Base, error) {
 type message struct {
 	base notify.Base
 	gen  uint32
-	// The attempt that the message should start, from 1. It is only information for people.
+	// The number of the attempt that the message should start; the first attempt is 1. It is only
+	// information for people.
 	attempt   uint16
 	deferrals uint16 // how often the message was put off since the row was last written
 	caller    uint64 // digest of the caller's name, which selects its lane

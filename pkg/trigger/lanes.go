@@ -277,16 +277,16 @@ func (ls *lanes) putOffAllLocked(l *lane, wait time.Duration) {
 	ls.returnAheadLocked(l, CauseBreaker, min(wait, engine.MaxQueueDelay/2))
 }
 
-// returnAheadLocked returns the claims of a lane that were made ahead.
+// returnAheadLocked gives back the claims of a lane that were made ahead.
 func (ls *lanes) returnAheadLocked(l *lane, cause string, wait time.Duration) {
 	for w := pop(&l.aheadReady); w != nil; w = pop(&l.aheadReady) {
 		ls.d.returnClaim(w, cause, wait+jitterOf(w.msg.base, uint32(w.msg.deferrals), wait/2))
 	}
 }
 
-// afterClaimAhead is called after a swap of claims. It handles the messages that were claimed
-// ahead, that is, without a place. The parameter won says which claims were written; the messages
-// of these claims now wait for a place. If won is nil, no claim was written.
+// afterClaimAhead is called after a swap of claims. A message in ws that has no place was claimed
+// ahead. If its claim was written, the message now waits for a place. The parameter won says for
+// each message whether its claim was written. If won is nil, no claim was written.
 func (ls *lanes) afterClaimAhead(ws []*work, won []bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -355,8 +355,8 @@ func (ls *lanes) freePlaceLocked(w *work, now time.Time) (next *work) {
 	return ls.pumpLocked(w.lane, now)
 }
 
-// runThinning runs until ctx ends. For every caller it returns claims that have waited too long for
-// a place, and puts off messages that would wait too long.
+// runThinning runs until ctx ends. For every caller it gives back claims that have waited too long
+// for a place, and puts off messages that would wait too long.
 func (ls *lanes) runThinning(ctx context.Context) {
 	t := time.NewTicker(aheadMost / 2)
 	defer t.Stop()

@@ -8,8 +8,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// The state machine of a trigger, as functions of a row and a time. All code that swaps rows uses
-// these functions. They write nothing to the store.
+// The state machine of a trigger, as functions of a row and a time. The Dispatcher uses these
+// functions to compute the rows that it swaps; the functions write nothing to the store. Cancels
+// and reschedules are in change.go, and repairs are in mend.go.
 //
 //	                 claim                    2xx
 //	PENDING ─────────────────────> IN_FLIGHT ─────> FIRED
@@ -70,7 +71,8 @@ const (
 func (x *callRules) judge(row *engine.Trigger, gen uint32, now int64) (v messageVerdict, cause string, until int64) {
 	switch {
 	case row.ID == "" || gen > row.Gen:
-		// There is no state row. It may still be written, because the index row is written first.
+		// The state row, or its generation gen, is not stored. It may still be written, because the
+		// index row is written first.
 		return verdictOrphan, CauseOrphan, 0
 	case row.State == engine.TriggerFailed && row.NextAt != 0:
 		return verdictOwed, "", 0
@@ -123,7 +125,8 @@ func (x *callRules) tooManyLost(row *engine.Trigger) bool {
 }
 
 // giveUpRow returns the final row of a trigger that is too late or lost too many claims. The state
-// is EXPIRED only if certainly no call was made, otherwise FAILED.
+// is EXPIRED if the trigger is later than its max_lateness, its late_policy is drop, and certainly
+// no call was made. Otherwise the state is FAILED.
 func (x *callRules) giveUpRow(row engine.Trigger, now int64) engine.Trigger {
 	row.Reason = x.whyTooLate(&row, now)
 	if row.Reason == "" {

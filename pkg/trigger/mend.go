@@ -22,7 +22,8 @@ type Mender struct {
 	hit func(string) // killpoint.Hit, or a function of a test
 }
 
-// ID returns the id of the trigger to which a timer or a message leads.
+// ID returns the id of the trigger with this base. TriggerOf returns the base for a timer or a
+// message.
 func (m Mender) ID(base notify.Base) string { return idOf(base) }
 
 // TriggerOf returns the trigger and the generation to which a body refers. The body is the payload
@@ -42,8 +43,8 @@ func (m Mender) Timer(t *engine.Trigger) (tm engine.Timer, ok bool) {
 
 // Mend repairs three groups of triggers. It writes the timers for the triggers in the parameter
 // timers. It writes the dead letters for the triggers in the parameter letters. It makes the
-// triggers in the parameter redo due now. Each row is changed by compare and swap, so a row that
-// was changed in the meantime stays unchanged. Mend returns the ids of the triggers that it
+// triggers in the parameter redo due now. Each row is changed by compare and swap, so Mend does not
+// overwrite a row that was changed in the meantime. Mend returns the ids of the triggers that it
 // repaired, or notify.KindUnavailable. After an error, Mend can be called again with the same rows.
 func (m Mender) Mend(ctx context.Context, timers, letters, redo []engine.Trigger) (mended []string, err error) {
 	now := ceilMillis(time.Now())

@@ -13,8 +13,8 @@ import (
 // This file has the steps after a call, and the steps after a decision that no call is made.
 
 // swapRows does the steps stepSettle, stepReturn and stepBuried. Normally only the owner of a claim
-// changes the claimed row. After the claim has expired, any process may change the row, and the
-// swap loses. swapRows sends each row that it wrote to its next step.
+// changes the claimed row. After the claim has expired, any process may change the row, and then
+// the swap loses. swapRows sends each message whose row it wrote to its next step.
 func (d *Dispatcher) swapRows(ctx context.Context, ws []*work) {
 	var pause notify.Pause
 	for len(ws) > 0 && ctx.Err() == nil {

@@ -14,9 +14,9 @@ import (
 // EgressPolicy says to which addresses callbacks may connect. The zero value allows port 443 of all
 // addresses on the public internet.
 type EgressPolicy struct {
-	// Allow are prefixes that may be called although they are not on the public internet, for
-	// example a deployment's own networks, or loopback for its simulator. Never set Allow for
-	// single callers.
+	// Allow are prefixes that may be called although they are not on the public internet, for example
+	// a deployment's own networks, or loopback for its simulator. Allow applies to all callers, so
+	// never add a prefix for the sake of one caller.
 	Allow []netip.Prefix
 	// Deny are prefixes that may not be called, in addition to the built-in prefixes. An example is
 	// the network's own NAT64 prefix. Deny wins over Allow.

@@ -35,8 +35,7 @@ func ToQueue(q engine.Queue) func(ctx context.Context, ts []engine.Timer) error 
 // BacklogPace limits how fast late triggers are added to the delay queue. A number that is 0 means
 // its default.
 type BacklogPace struct {
-	// If the backlog lane has at least this many messages, the pace is slow. Default 5,000, the
-	// number that a dispatcher keeps for one caller.
+	// If the backlog lane has at least this many messages, the pace is slow. Default 5,000.
 	Deep int
 	// Triggers a second while the pace is slow, for all processes together. Default 2,000.
 	Slow int

@@ -136,9 +136,9 @@ func (s *Service) fillItem(item *createItem, c *Create, owner *engine.Caller, m 
 	return nil
 }
 
-// storeItems stores the accepted items: first their index rows, then their state rows. An index row
-// without a state row is dropped when it fires. In the opposite order, a crash could leave a
-// trigger that never fires.
+// storeItems stores the accepted items: first their index rows, then their state rows. If an index
+// row has no state row, a dispatcher drops its message. In the opposite order, a crash could leave
+// a trigger that never fires.
 func (s *Service) storeItems(ctx context.Context, owner *engine.Caller, items []*createItem, b request.Basis) (touched bool, err error) {
 	if b.Resumed {
 		// The rules and the allow-list may have changed since the first request. A trigger that the

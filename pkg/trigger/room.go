@@ -93,7 +93,7 @@ func (ls *lanes) readMoreLocked(l *lane) {
 			ls.countReadLocked(w, l, 1)
 		}
 		ls.d.send(stepRead, some...)
-		clear(some) // the remaining messages still use this array
+		clear(some) // the remaining messages keep this array alive, so remove its references to the messages just sent
 	}
 }
 

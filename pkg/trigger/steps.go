@@ -28,10 +28,10 @@ const (
 	stepWait                   // wait in the caller's lane for a place, or for a claim ahead
 	stepClaim                  // swap the row for the row with a claim
 	stepCall                   // make the call
-	stepSettle                 // swap the row for the outcome, or for its final state
+	stepSettle                 // swap the row for the row with the outcome or the final state
 	stepReturn                 // swap the row back: it was claimed and will not be called
 	stepBury                   // append the dead letter
-	stepBuried                 // swap the row: its dead letter is written now
+	stepBuried                 // swap the row, to record that its dead letter is written
 	stepPark                   // write the index row that leads back to the row
 	stepPutOff                 // return the message to the queue, visible again after work.delay
 	stepAck                    // remove the message from the queue
@@ -101,8 +101,9 @@ func (d *Dispatcher) drop(cause string, ws ...*work) {
 	d.send(stepAck, ws...)
 }
 
-// putOffUntil puts a message off until its row can be processed. For a short wait the message
-// returns to the queue. For a longer wait an index row is written.
+// putOffUntil puts a message off until its row can be processed. Normally the message returns to
+// the queue. If the trigger is due only after more than the time Hold, an index row is written
+// instead.
 func (d *Dispatcher) putOffUntil(w *work, cause string, wait time.Duration) {
 	if cause == CauseEarly && wait > d.cfg.Hold {
 		d.cfg.Events.deferred(cause, 1)
@@ -180,7 +181,7 @@ func (d *Dispatcher) readRows(ctx context.Context, ws []*work) {
 		}
 		return
 	}
-	drops, callable := map[string][]*work{}, map[string][]*work{} // by cause, by caller
+	drops, callable := map[string][]*work{}, map[string][]*work{} // drops by cause, callable by caller
 	for i, w := range ws {
 		w.row = rows[i]
 		v, cause, at := d.rules.judge(&w.row, w.msg.gen, now.UnixMilli())

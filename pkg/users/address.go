@@ -76,7 +76,8 @@ var classes = func() (t [256]uint8) {
 	return t
 }()
 
-// allOfClass reports whether s is not empty and all its characters belong to the given class.
+// allOfClass reports whether all characters of s belong to the given class. It returns true for an
+// empty s.
 func allOfClass(s string, class uint8) bool {
 	all := class
 	for i := range len(s) {

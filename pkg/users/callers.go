@@ -13,7 +13,7 @@ import (
 // takes effect in other processes within this time.
 const callerAge = time.Second
 
-// maxCallers is the largest number of cached callers, in two generations together.
+// maxCallers is the largest number of cached callers, in the maps young and old together.
 const maxCallers = 20_000
 
 // Callers reads callers through a cache. It reads each caller from the store at most once a second.

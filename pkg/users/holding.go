@@ -30,7 +30,7 @@ type holdings struct {
 // profileRead is a load or a fetch in progress.
 type profileRead struct {
 	applied   map[string]struct{} // users whose profiles were applied since this read began
-	discarded bool                // Load emptied the table since this read began; its result is dropped
+	discarded bool                // Load emptied the table since this read began, so the result of this read is dropped
 }
 
 // Holding keeps the profiles of one partition's users in memory.
@@ -280,8 +280,9 @@ func (s *Service) Fetch(ctx context.Context, ch notify.Channel, users [][]byte) 
 	return nil
 }
 
-// addGuest makes a user a guest. Other users may then stop being guests. addGuest removes these
-// users from the table, unless they belong to this process's share. s.applyMu must be held.
+// addGuest makes a user a guest (see the type guests). Other users may then stop being guests.
+// addGuest removes these users from the table, unless they belong to this process's share.
+// s.applyMu must be held.
 func (s *Service) addGuest(user string, known bool) {
 	s.snap.guestMu.Lock()
 	gone := s.snap.guests.add(user, known)

@@ -220,8 +220,8 @@ func entrySize(k, v []byte) int {
 func uvarintLen(n int) int { return (bits.Len(uint(n)|1) + 6) / 7 }
 
 // loader fills a table. Readers do not see the new entries until publishAll or merge. While merge
-// publishes, other goroutines must not write to the table (see merge). Each key may be added only
-// once. An empty key is ignored.
+// publishes, other goroutines must not write to the table (see merge). No key may be added twice to
+// the same loader. An empty key is ignored.
 type loader struct {
 	t       *table
 	entries [shards][]byte

@@ -27,8 +27,8 @@ type SealedCallers struct {
 	log  *slog.Logger
 
 	mu sync.Mutex
-	// Callers for which it was already logged that a secret cannot be opened. Each caller is logged
-	// once.
+	// Callers for which it was already logged that a secret cannot be opened. A caller is logged
+	// once, and again only after all its secrets could be opened in between.
 	logged map[string]bool
 }
 

@@ -66,7 +66,7 @@ type Service struct {
 
 	applyMu sync.Mutex // locked while the snapshot is written; guards the maps below
 	// ownVersions contains, by user, the version that this process wrote last. The entry is removed
-	// when cursor reaches the version.
+	// when follower.cursor reaches the version.
 	ownVersions map[string]uint64
 	// writesInProgress has an entry for each user that this process is writing. The entry is the
 	// latest version that applyChanges has read since the write began.
@@ -340,8 +340,8 @@ func (s *Service) beginWrite(user string) (end func()) {
 }
 
 // applyWrite applies a stored profile to the snapshot. If a later change was already applied,
-// applyWrite does nothing. It also records the version: the follower may have read an earlier
-// change before, and must not undo this write.
+// applyWrite does nothing. It also records the version: if the follower has read an earlier change
+// and applies it only after this write, that change must not undo the write.
 func (s *Service) applyWrite(p *engine.Profile) {
 	s.applyMu.Lock()
 	defer s.applyMu.Unlock()

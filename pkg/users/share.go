@@ -15,8 +15,8 @@ type topicPartition struct {
 	n          int32
 }
 
-// share is an immutable set of topicPartitions. A process keeps, for each user in the share, the
-// data for the channels of these partitions. A nil share has all users.
+// share is an immutable set of topicPartitions. If the partition of a user on a channel is in the
+// share, the process keeps the user's data for this channel. A nil share has all users.
 type share struct {
 	parts   map[topicPartition]bool
 	layouts [len(notify.Channels) + 1][]partitionLayout // by channel
@@ -120,8 +120,7 @@ func (s *share) intersect(o *share) *share {
 	return newShare(both)
 }
 
-// maxGuests is the largest number of users outside the share that are kept, in two generations
-// together.
+// maxGuests is the largest number of guests, in the maps young and old together.
 const maxGuests = 1 << 15
 
 // guests are users whose profiles were fetched by id. Another process owns their share, or the

@@ -144,8 +144,8 @@ func (a *Answer) Targets(dst []notify.Target, buf []byte) (targets []notify.Targ
 }
 
 // DecideMany decides about one notification to many users at once. The parameter now is the time of
-// the decision. DecideMany sets answers[i] for users[i]. Critical categories are always sent. It
-// returns false if at least one answer is Unknown.
+// the decision. DecideMany sets answers[i] for users[i]. Preferences do not apply to critical
+// categories. DecideMany returns false if at least one answer is Unknown.
 func (s *Snapshot) DecideMany(answers []Answer, users [][]byte, ch notify.Channel, cat notify.Category, now time.Time) (known bool) {
 	known = true
 	f := finders.Get().(*finder)
@@ -174,7 +174,7 @@ func (s *Snapshot) lookUpOne(user []byte, ch notify.Channel, cat notify.Category
 }
 
 // Decide decides about a notification to one user. The parameter now is the time of the decision.
-// Critical categories are always sent.
+// Preferences do not apply to critical categories.
 func (s *Snapshot) Decide(user []byte, ch notify.Channel, cat notify.Category, now time.Time) Verdict {
 	return s.lookUpOne(user, ch, cat, now).Verdict
 }

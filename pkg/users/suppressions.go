@@ -251,10 +251,10 @@ const maxForeign = 100
 // then suppressed at once for all users. A second call changes nothing.
 //
 // Requests may name any address, and providers may report any address as dead, so the list is
-// bounded. If the profile has the address, Suppress always stores it, at most MaxAddresses a
-// channel. It stores other addresses only while the profile lists fewer than 100 of them and the
-// whole list has fewer than MaxSuppressed addresses. Above these limits it stores nothing. The
-// provider will then refuse the next message to the address again.
+// bounded. Suppress always stores an address that is in the profile; a profile has at most
+// MaxAddresses addresses on a channel. Suppress stores other addresses only while the profile lists
+// fewer than 100 of them and the whole list has fewer than MaxSuppressed addresses. Above these
+// limits it stores nothing. The provider will then refuse the next message to the address again.
 //
 // An address of 64 bytes needs about 200 bytes of memory. Its bytes are stored twice: once in the
 // list of users and once in the list of addresses. The rest is overhead. An address of 512 bytes

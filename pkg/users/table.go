@@ -10,10 +10,9 @@ import (
 
 // table maps byte keys to short byte values. Readers never wait. The top bits of a key's hash
 // choose a shard. Each shard has an atomic pointer to an immutable shardState. A shardState has the
-// entries and a short list of recent changes. Each entry is in the only cell where it can be. A
-// write copies this list. When the list has more than overlayMax changes, the shard is packed
-// again. There is no pointer for each entry, so millions of entries cost the garbage collector
-// nothing.
+// entries, each in the only cell where it can be, and a short list of recent changes. A write
+// copies this list. When the list has more than overlayMax changes, the shard is packed again.
+// There is no pointer for each entry, so millions of entries cost the garbage collector nothing.
 type table struct {
 	shards [shards]shard
 	live   atomic.Int64

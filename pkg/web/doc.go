@@ -3,8 +3,8 @@
 //
 // The package does not read the stores. Each page calls the API, in this process, with the
 // visitor's token. So the page can do exactly what the token allows. Every change is recorded in
-// the same audit log as other changes. Next to each item the page shows the notifyctl command that
-// shows the same item.
+// the audit log, like any change through the API. Next to each item the page shows the notifyctl
+// command that shows the same item.
 //
 // The API's listener serves the page under /ui/, because that listener has TLS and checks tokens.
 // The admin listener does neither.

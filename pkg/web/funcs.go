@@ -71,8 +71,8 @@ func number(v any) string {
 	return term.Separated(fmt.Sprint(v))
 }
 
-// rate returns a number per second with two to three significant digits below 100, and as an
-// integer from 100.
+// rate returns the text of a number per second: with up to two decimals below 10, with up to one
+// below 100, and as an integer from 100 on.
 func rate(v float64) string {
 	switch {
 	case v == 0:

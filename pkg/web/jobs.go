@@ -47,7 +47,7 @@ func (b *jobBody) Filter() string {
 	return string(raw)
 }
 
-// Percent returns how many percent of the planned entries the job has handled.
+// Percent returns how many percent of the planned entries the job has processed.
 func (b *jobBody) Percent() int {
 	if b.Job.Planned == 0 {
 		return 100

@@ -15,8 +15,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// filter is a filter of dead letters from a query. It keeps the text of times, so that links and
-// commands show the same text.
+// filter is a filter of dead letters, read from the query of a page. It keeps the text of times, so
+// that links and commands show the same text.
 type filter struct {
 	api.LetterFilter
 	Since, Until string

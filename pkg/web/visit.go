@@ -264,7 +264,7 @@ type cachedAnswer[T any] struct {
 
 const (
 	rememberFor   = 10 * time.Second
-	rememberTimes = 20 // the answer is kept for this many times the duration of its call
+	rememberTimes = 20 // the answer is kept for this many times the duration of its call, but at least for rememberFor
 )
 
 // get returns the cached answer, or calls question. Concurrent callers wait for the same answer,

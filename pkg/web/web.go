@@ -40,8 +40,8 @@ type Config struct {
 	// Verify returns the user of a token. For an invalid token it returns a notify.KindUnauthorized
 	// error. It is called for every request.
 	Verify func(ctx context.Context, token string) (User, error)
-	// Secure marks cookies as secure even if this process gets requests without TLS, because a
-	// proxy ends TLS.
+	// Secure marks cookies as secure although this process gets requests without TLS. Set it if a
+	// proxy in front of this process ends TLS.
 	Secure bool
 	Log    *slog.Logger     // nil: discarded
 	Now    func() time.Time // nil: time.Now
@@ -190,8 +190,9 @@ func (p *Page) routes() {
 	})
 }
 
-// setHeaders sets the headers of every answer. With them, only the page's own scripts and styles
-// run, no site can put the page into a frame, and browsers do not cache it.
+// setHeaders sets the headers of every answer. Because of these headers, only the page's own
+// scripts and styles run, no site can put the page into a frame, and browsers do not cache the
+// page.
 func setHeaders(h http.Header) {
 	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; "+
 		"form-action 'self'; base-uri 'none'; frame-ancestors 'none'")

@@ -16,9 +16,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// Paint holds the terminal escapes that switch a colour or an attribute on and off. It computes the
-// escapes only once. A frame has hundreds of coloured texts, and lipgloss would need most of a
-// frame's time to build them.
+// Paint holds the terminal escapes that switch a colour or an attribute on and off. The escapes are
+// computed only once: a frame has hundreds of coloured texts, and if lipgloss built the escapes for
+// each text, this would take most of the time in which a frame is drawn.
 type Paint struct{ On, off string }
 
 // Render returns s in this colour.
@@ -49,7 +49,7 @@ type Styles struct {
 	eighths []rune // levels of a bar that grows upwards, lowest first
 }
 
-// The colours of both screens.
+// The colours of the load screen and of the operators' console.
 const (
 	Blue       = "#56b4e9"
 	Orange     = "#e69f00"
@@ -60,7 +60,7 @@ const (
 )
 
 // New returns the styles. If ascii is true, all signs are ASCII characters.
-func New(ascii bool) Styles { //nolint:revive // what the terminal can
+func New(ascii bool) Styles { //nolint:revive // ascii says what the terminal can show
 	s := lipgloss.NewStyle()
 	colour := func(c string) lipgloss.Style { return s.Foreground(lipgloss.Color(c)) }
 	st := Styles{
@@ -163,7 +163,7 @@ func (s *Styles) Bar(share float64, w int) string {
 	return strings.Repeat(s.Full, n) + strings.Repeat(s.Empty, max(0, w-n))
 }
 
-// Bars draws each value as one column of the terminal, at most w values. The parameter rows is the
+// Bars draws the last w values, each as one column of the terminal. The parameter rows is the
 // height of the drawing in lines. The latest value is at the right. The result peak is the highest
 // value, whose column has the full height.
 func (s *Styles) Bars(values []float64, w, rows int) (lines []string, peak float64) {
@@ -218,7 +218,7 @@ func Input(limit int) textinput.Model {
 }
 
 // Cursor returns the position of the cursor in an input line. The input line is in row y of a
-// screen that is w columns wide, and it begins with the text name.
+// screen that is w columns wide, and it begins with the text in the parameter name.
 func Cursor(name string, in *textinput.Model, w, y int) *tea.Cursor {
 	before := term.Clean(string([]rune(in.Value())[:in.Position()]))
 	return tea.NewCursor(min(len(name)+ansi.StringWidth(before), w-1), y)

@@ -109,7 +109,7 @@ func (w *Wheel[T]) Advance(now int64, fire func(v T)) {
 		w.now = at
 		w.fireSlot(w.takeSlot(slot), fire)
 	}
-	w.now = now // no slot begins between the last slot and the new time, so no timer changes its level
+	w.now = now // no slot with timers begins between the last slot and the new time, so no timer changes its level
 }
 
 // fireSlot fires the timers of a slot that are due, and moves the other timers to lower levels.

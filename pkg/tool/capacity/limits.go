@@ -132,8 +132,8 @@ type Change struct {
 	Is   int64  `json:"is"`
 }
 
-// sensitiveParams lists parameters whose values tend to change over time. To multiply a value by
-// its factor makes the value 10% worse.
+// sensitiveParams lists parameters whose values tend to change over time. A value that is
+// multiplied by its factor is 10% worse.
 var sensitiveParams = []struct {
 	key    string
 	factor float64

@@ -23,7 +23,7 @@ type FleetChannel struct {
 	Workers     int // processes that call the channel's provider
 	Partitions  int
 	InFlight    int           // concurrent requests of the worker with the lowest setting
-	Window      int           // receivers of a claim window; the smallest of all workers
+	Window      int           // receivers of a claim window, of the worker with the lowest setting
 	Connections int           // HTTP/2 connections of the worker with the lowest setting
 	Accounts    int           // SMS accounts, or IP pools
 	AccountRate float64       // messages per second of each account
@@ -175,7 +175,7 @@ func (v *verifier) email() {
 	}
 	v.requireAtLeast("email pools", countFor(demand, c.AccountRate, in.MailIPRate), float64(c.Accounts), "", "add IP pools to providers.sendgrid")
 	partitions := v.neededCount("partitions_email")
-	if v.lasting { // a worker serves several pools
+	if v.lasting { // one partition is enough, because a worker serves several pools
 		partitions = 1
 	}
 	v.requireAtLeast("email partitions", math.Max(partitions, float64(c.Workers)), float64(c.Partitions), "", "raise log.partitions.email, to a multiple of its value: each worker needs a partition")

@@ -119,8 +119,9 @@ func (e *Entry) isFamilyOf(code string) bool {
 	return regexp.MustCompile(`^` + strings.Join(parts, `[a-z0-9]+`) + `$`).MatchString(code)
 }
 
-// Similar returns at most three codes that a mistyped code may have meant. These are the codes with
-// the fewest typing errors, which the function distance counts.
+// Similar returns at most three codes that the user may have meant by a mistyped code. These are
+// the codes from which it differs by the fewest typing errors. The function distance counts the
+// errors.
 func Similar(code string, distance func(a, b string) int) (names []string) {
 	code = strings.TrimSpace(code)
 	type near struct {

@@ -1,8 +1,8 @@
 // Package humantime parses times that people write on a command line:
 //
 //	2026-03-01T09:00:00+01:00   RFC 3339, seconds may be omitted
-//	2026-03-01 09:00            in the zone; also with seconds
-//	2026-03-01                  midnight in the zone
+//	2026-03-01 09:00            in the zone given to Parse; also with seconds
+//	2026-03-01                  midnight in that zone
 //	now
 //	in 10m, in 1h30m, in 2 days 4 hours
 //	today 18:30, tomorrow 09:00, tomorrow at 9am

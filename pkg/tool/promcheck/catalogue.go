@@ -61,8 +61,8 @@ func ParseTable(text string) (Catalogue, error) {
 	return c, nil
 }
 
-// ParseExposition parses the catalogue from the text of /metrics. A metric with labels is only in
-// that text once it has a value.
+// ParseExposition parses the catalogue from the text of /metrics. A metric with labels does not
+// appear in that text before it has a value.
 func ParseExposition(r io.Reader) (Catalogue, error) {
 	p := expfmt.NewTextParser(model.LegacyValidation)
 	families, err := p.TextToMetricFamilies(r)
@@ -95,7 +95,7 @@ func Client() (Catalogue, error) {
 }
 
 // With returns a catalogue with the metrics of c and of the catalogue other. If both contain the
-// same metric, it takes the one of other.
+// same metric, With takes the metric of other.
 func (c Catalogue) With(other Catalogue) Catalogue {
 	out := make(Catalogue, len(c)+len(other))
 	for _, from := range []Catalogue{c, other} {

@@ -146,8 +146,9 @@ func (q *query) lookUpMetric(name string) (have set, m Metric, suffix string) {
 	return have, m, suffix
 }
 
-// suggestion returns a hint with a similar metric: a metric that contains all words of the name
-// except one word. If several metrics do, it uses the metric with the longest common prefix.
+// suggestion returns a hint with a similar metric: a metric that shares all words with the name, or
+// all words except one, but at least two. If there are several such metrics, it uses the metric
+// with the most shared words and, of these, the one with the longest common prefix.
 func (q *query) suggestion(name string) string {
 	words := strings.Split(name, "_")
 	best, most := "", 100*max(len(words)-1, 2)

@@ -42,7 +42,8 @@ func ReadRules(b []byte) (*Rules, error) {
 	return r, dec.Decode(r)
 }
 
-// Severities are the severities of alerts. page wakes a person. ticket waits until working hours.
+// Severities are the severities of alerts. An alert with the severity "page" wakes a person. An
+// alert with the severity "ticket" waits until working hours.
 var Severities = []string{"page", "ticket"}
 
 // learnRecorded notes the labels of the metrics that the rules of a file record. It reads the rules
