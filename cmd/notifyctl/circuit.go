@@ -46,9 +46,9 @@ ROOM is how many messages the rate of the account allows at once now. IN FLIGHT 
 many requests are under way, and how many the process may have under way.`,
 	}, &listing[api.Account]{columns: accounts, get: wholeList((*api.Client).Accounts), whole: true, process: func(a *api.Account) string { return a.Process }}))
 	for _, a := range []struct{ name, to, short string }{
-		{"open", "open", "Hold a circuit open: no calls until it is reset"},
-		{"close", "closed", "Hold a circuit closed: every call until it is reset"},
-		{"reset", "reset", "Let the results of its calls decide again"},
+		{"open", "open", "Hold a circuit open: no calls are made until it is reset"},
+		{"close", "closed", "Hold a circuit closed: calls are made, even if they fail, until it is reset"},
+		{"reset", "reset", "End a hold: the results of the calls open and close the circuit again"},
 	} {
 		c.AddCommand(&cobra.Command{
 			Use: a.name + " CIRCUIT", Short: a.short, Args: term.Exact("a circuit, such as caller:shop or provider:twilio"),

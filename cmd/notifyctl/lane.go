@@ -157,9 +157,10 @@ func newLag(p *program) *cobra.Command {
 
 BEHIND and IN FLIGHT are records of the log. DEFERRED is receivers that wait in the
 timer store for a later attempt: a retry, quiet hours, an open circuit, a blocked
-account. At that time they return to the topic. With several processes, PARTITIONS OF
-shows which process works on how many of the topic's partitions. A ? means that the
-process that answered does not count deferred receivers: ask one of the role operator.`,
+account. When their time comes, they return to the topic. With several processes,
+PARTITIONS OF shows which process works on how many of the topic's partitions. A ? means
+that the process that answered does not count deferred receivers: ask a process with
+the role operator.`,
 		RunE: p.withClient(func(ctx context.Context, cl *api.Client, _ []string) error {
 			ls, err := cl.Lag(ctx)
 			if err != nil {

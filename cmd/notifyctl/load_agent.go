@@ -33,19 +33,18 @@ func newLoadAgent(p *program) *cobra.Command {
 	var o agentOptions
 	c := &cobra.Command{
 		Use: "agent", Short: "Send a part of the load of runs that a controller starts", Args: cobra.NoArgs,
-		Long: `agent waits for controllers, which are notifyctl load run --agents, and sends a
-segment of each one's scenario: from this machine, to the server that the controller
-names. It does one run at a time, and stops sending when its controller is gone, or
-silent for 3 s.
+		Long: `agent waits for controllers (notifyctl load run --agents). From this machine it sends
+a segment of a controller's scenario to the server that the controller names. It works
+for one run at a time, and stops sending if the controller ends or is silent for 3 s.
 
 Who may start runs:
   --client-ca FILE   controllers with a certificate by this authority (mutual TLS)
-  --server URL       controllers whose bearer token this server takes, with scope operate
-Both may be given, and then both are needed. Without --cert the agent listens on a
-loopback address only, where other users of this machine reach it, too. load agent
-certs makes certificates.
+  --server URL       controllers whose bearer token has the scope operate on this server
+With both flags, a controller needs both. Without --cert the agent listens on a loopback
+address only, where every user of this machine can reach it. load agent certs makes
+certificates.
 
-The rules about hosts that load may go to are those of load run, on this machine.`,
+The agent sends load only to hosts to which load run on this machine would send it.`,
 		Example: `  notifyctl load agent
   notifyctl load agent --listen 10.0.0.5:7431 --cert agent.pem --key agent-key.pem --client-ca ca.pem`,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -54,10 +53,10 @@ The rules about hosts that load may go to are those of load run, on this machine
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.listen, "listen", "127.0.0.1:7431", "address and port to listen at")
+	f.StringVar(&o.listen, "listen", "127.0.0.1:7431", "address and port at which the agent listens")
 	f.StringVar(&o.cert, "cert", "", "the agent's certificate, in PEM")
-	f.StringVar(&o.key, "key", "", "the key of --cert, in PEM")
-	f.StringVar(&o.clientCA, "client-ca", "", "the authority of controllers' certificates, in PEM")
+	f.StringVar(&o.key, "key", "", "the private key of --cert, in PEM")
+	f.StringVar(&o.clientCA, "client-ca", "", "certificate of the authority that signed the controllers' certificates, in PEM")
 	c.AddCommand(newLoadAgentCerts(p))
 	return c
 }
@@ -66,10 +65,10 @@ func newLoadAgentCerts(p *program) *cobra.Command {
 	var out string
 	c := &cobra.Command{
 		Use: "certs HOST...", Short: "Make certificates for agents and their controller", Args: term.AtLeast(1, "hosts of agents"),
-		Long: `certs makes an authority and two certificates by it, good for 90 days: agent.pem for
-agents on the hosts, which are names or addresses, and controller.pem for load run. The
+		Long: `certs makes an authority and two certificates that it signs, valid for 90 days: agent.pem
+for agents on the given hosts (names or addresses), and controller.pem for load run. The
 key of the authority is not kept. Copy ca.pem, agent.pem and agent-key.pem to each
-agent, by a way that keeps the key secret.`,
+agent, in a way that keeps the key secret.`,
 		Example: "  notifyctl load agent certs --out certs load1.internal load2.internal",
 		RunE: func(_ *cobra.Command, hosts []string) error {
 			if err := os.MkdirAll(out, 0o700); err != nil {
@@ -84,7 +83,7 @@ agent, by a way that keeps the key secret.`,
 			return nil
 		},
 	}
-	c.Flags().StringVar(&out, "out", ".", "folder to write them to")
+	c.Flags().StringVar(&out, "out", ".", "folder for the files")
 	return c
 }
 

@@ -45,11 +45,11 @@ func loadGrants(p *program) []*cobra.Command {
 		newLoadGrant(p),
 		newListing(p, &cobra.Command{
 			Use: "grants", Args: cobra.NoArgs, Short: "List the grants of the last week",
-			Long: "grants lists who allowed which load on the server, and what became of it. Scope observe.",
+			Long: "grants lists who allowed which load on the server, and the state of each grant. It needs\nthe scope observe.",
 		}, &listing[api.LoadGrant]{columns: cols, whole: true, get: wholeList((*api.Client).Grants)}),
 		set("approve", "approved", "Approve a grant for real providers",
-			"approve lets a grant hold that names real providers. Another operator than the one who\nasked for it does this. Scope operate."),
-		set("revoke", "revoked", "End a grant", "revoke ends a grant: its load stops within a second. Scope operate."),
+			"approve makes a grant for real providers valid. The operator who made the grant cannot\napprove it. It needs the scope operate."),
+		set("revoke", "revoked", "End a grant", "revoke ends a grant: its load stops within a second. It needs the scope operate."),
 	}
 }
 
@@ -59,21 +59,21 @@ func newLoadGrant(p *program) *cobra.Command {
 	var rate, out string
 	c := &cobra.Command{
 		Use: "grant", Short: "Allow load on the server for a while", Args: cobra.NoArgs,
-		Long: `grant makes the server's consent to a load run: a token, signed by the cluster, that
-names the hosts load may go to, how long, how many messages a second over all
-generators, which channels, and which providers may be called. load run --grant needs
-it for a server that is not on this machine; the server refuses the load of a run
-without one. A grant for real providers holds once another operator approved it.
-Scope operate.`,
+		Long: `grant makes a load grant, with which the server allows a load run. It is a token that
+the cluster signs. It says to which hosts load may be sent, for how long, on which
+channels, how many messages a second all generators together may send, and which
+providers the server may call. load run needs it (--grant) for a server that is not on
+this machine: the server refuses load without it. A grant for real providers is valid
+only after another operator has approved it. It needs the scope operate.`,
 		Example: "  notifyctl load grant --for 2h --rate 2M --targets push,sms --providers simulated --out staging.grant\n  notifyctl load run scenarios/steady.yaml --grant staging.grant",
 	}
 	reason := reasonFlag(c)
 	f := c.Flags()
-	f.DurationVar(&length, "for", time.Hour, "how long it holds, 24h at most")
-	f.StringVar(&rate, "rate", "", "messages a second at most, e.g. 50k (required)")
-	f.StringSliceVar(&in.Targets, "targets", nil, "of "+strings.Join(api.GrantTargets, ", ")+" (required)")
-	f.StringVar(&in.Providers, "providers", api.ProvidersStub, "the worst that may be called: "+strings.Join(api.ProviderModes, ", "))
-	f.StringSliceVar(&in.Hosts, "host", nil, "HOST or HOST:PORT that load may go to (default: the server's)")
+	f.DurationVar(&length, "for", time.Hour, "how long the grant is valid, at most 24h")
+	f.StringVar(&rate, "rate", "", "highest number of messages a second, e.g. 50k (required)")
+	f.StringSliceVar(&in.Targets, "targets", nil, "channels on which load may be sent: "+strings.Join(api.GrantTargets, ", ")+" (required)")
+	f.StringVar(&in.Providers, "providers", api.ProvidersStub, "providers that the server may call: "+strings.Join(api.ProviderModes, ", ")+"; each includes those before it")
+	f.StringSliceVar(&in.Hosts, "host", nil, "HOST or HOST:PORT to which load may be sent (default: the host of the server)")
 	f.StringVar(&out, "out", "", "write the token to this file, which only you can read, instead of printing it")
 	completeFlag(c, "providers", api.ProviderModes)
 	c.RunE = func(c *cobra.Command, _ []string) error {

@@ -215,10 +215,11 @@ func newCancel(p *program) *cobra.Command {
 		Use: "cancel ID", Short: "Cancel a notification, fan-out, campaign or trigger", Args: term.Exact("an id"),
 		Long: `cancel stops the calls that have not started yet, of one notification (ntf_...), one
 receiver of a fan-out (ntf_...-7), a whole fan-out, a campaign (cmp_...) with its later
-parts, or a trigger (trg_...). Until 4.5 s before it is due, a scheduled one is
-cancelled for good. For the others, cancel stops calls that start a second later or
-after that; calls that run then are not stopped. A campaign is only cancelled after
-confirmation.`,
+parts, or a trigger (trg_...). A waiting trigger is cancelled for good. So is a
+scheduled notification or fan-out until 4.5 s before it is due; from then until it is
+released, cancel is refused (exit 6). Of everything else, cancel stops the calls that
+start a second later or after that; calls that have started by then continue. A campaign
+is only cancelled after confirmation.`,
 		Example: `  notifyctl cancel ntf_01KAJ8Q2T5E7V9XCB3M4N6P8RS
   notifyctl cancel trg_01KAJ8Q2T5E7V9XCB3M4N6P8RS
   notifyctl cancel cmp_01KAJ8Q2T5E7V9XCB3M4N6P8RS --yes`,

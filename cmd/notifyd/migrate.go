@@ -16,11 +16,12 @@ import (
 
 func newMigrate(p *program) *cobra.Command {
 	c := &cobra.Command{
-		Use: "migrate", Short: "Bring the engines to what this version needs",
-		Long: `migrate makes what processes with engines: distributed need: the topics of Kafka,
+		Use: "migrate", Short: "Make what this version needs in the servers (engines: distributed)",
+		Long: `migrate up makes what processes with engines: distributed need: the topics of Kafka,
 the tables of Cassandra and PostgreSQL, the queues of SQS, and the rows that name
-the installation. Run it before the first start and before each new release. It
-leaves what exists as it is. Two that run at the same time do no harm.`,
+the installation. Run it before the first start and before each new release. It also
+raises the numbers of partitions and of timer shards to log.partitions and
+timers.shards. It is safe to run it again, or twice at the same time.`,
 	}
 	addDirection := func(to engine.Direction, short string, confirm bool) {
 		var cf configFlags

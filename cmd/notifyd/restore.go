@@ -80,17 +80,19 @@ func newRestoreServers(p *program) *cobra.Command {
 	var wait time.Duration
 	c := &cobra.Command{
 		Use: "restore-servers --taken TIME", Short: "Prepare restored servers for the first start (engines: distributed)", Args: cobra.NoArgs,
-		Long: `restore-servers makes processes with engines: distributed do again what a snapshot of
-Cassandra lacks. Run it after Cassandra was restored and before any process
-starts. It sets every consumer group of Kafka back to the newest checkpoint in
-Cassandra from before TIME, when the snapshot of the first node began (RFC 3339).
-It removes all idempotency keys from Redis: a repeat is a new request.
+		Long: `restore-servers makes processes with engines: distributed repeat the work that a
+snapshot of Cassandra does not contain. Run it after Cassandra was restored and
+before any process starts. TIME (RFC 3339) is the time at which the snapshot of the
+first node began. Every consumer group of Kafka is set back to the newest checkpoint
+in Cassandra that is older than TIME. All idempotency keys are removed from Redis, so
+a repeated request is then a new request.
 
-What was accepted for now after the snapshot is in Kafka and is delivered again.
-What was scheduled, cancelled, moved or replayed after it is lost.
+Notifications for immediate delivery that were accepted after the snapshot are in
+Kafka and are delivered again. Schedules, cancels, moves and replays from after the
+snapshot are lost.
 
-It changes nothing and exits with 6 if a process still works, or if Kafka lacks
-records that would be read again.`,
+restore-servers changes nothing and exits with 6 if a process of notifyd still runs,
+or if Kafka lacks records that would be read again.`,
 		Example: `  notifyd restore-servers --taken 2026-11-24T03:00:00Z --config my.yaml`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			at, err := time.Parse(time.RFC3339, taken)

@@ -25,7 +25,7 @@ type configFlags struct {
 }
 
 func (f *configFlags) add(c *cobra.Command) {
-	c.Flags().StringArrayVar(&f.files, "config", nil, "configuration file; may be given more than once, the later wins")
+	c.Flags().StringArrayVar(&f.files, "config", nil, "configuration file; may be given more than once; a later file overrides an earlier one")
 	c.Flags().StringArrayVar(&f.set, "set", nil, "one value, as key=value, e.g. --set api.listen=127.0.0.1:8000")
 }
 
@@ -116,8 +116,8 @@ a second later or more, ends the process at once.`,
 		},
 	}
 	cf.add(c)
-	c.Flags().StringSliceVar(&roles, "role", nil, "what this process does (default: the configuration's roles): "+strings.Join(cluster.Roles, ", "))
-	c.Flags().StringVar(&data, "data-dir", "", "folder of the embedded engines")
+	c.Flags().StringSliceVar(&roles, "role", nil, "roles of this process (default: the setting roles): "+strings.Join(cluster.Roles, ", "))
+	c.Flags().StringVar(&data, "data-dir", "", "folder of the embedded log and stores (default: the setting data_dir)")
 	return c
 }
 

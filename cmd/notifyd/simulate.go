@@ -62,7 +62,7 @@ everything received and an inbox.`,
 	f.StringSliceVar(&ports, "listen", nil, "addresses of APNs, FCM, Twilio and SendGrid (default: free loopback ports)")
 	f.StringVar(&ledger, "ledger-file", "", "file to which the simulators append every receiver they were sent")
 	f.StringVar(&receipts, "sendgrid-webhook", "", "URL of the event webhook")
-	f.DurationVar(&latency, "latency", 0, "median time to an answer")
+	f.DurationVar(&latency, "latency", 0, "median time to an answer; 0: at once")
 	f.DurationVar(&p99, "latency-p99", 0, "99th percentile of the time to an answer; 0: every answer takes the median")
 	return c
 }

@@ -21,9 +21,9 @@ func newToken(p *program) *cobra.Command {
 	var ttl time.Duration
 	c := &cobra.Command{
 		Use: "token", Short: "Sign a token with a key file", Args: cobra.NoArgs,
-		Long: `token signs a token for a caller. The server verifies it with the same key file
-(auth.key_file). Where there is an identity provider, use its tokens and
-auth.jwks_url instead.`,
+		Long: `token signs a token for a caller. The server verifies the token with the same file:
+auth.key_file for a private key (PEM), auth.hs256_file for an HS256 secret. If you
+have an identity provider, use its tokens and auth.jwks_url instead.`,
 		RunE: func(*cobra.Command, []string) error {
 			if key == "" || caller == "" {
 				return term.Usage("token needs --key and --caller")
@@ -46,12 +46,12 @@ auth.jwks_url instead.`,
 		},
 	}
 	d := app.Default()
-	c.Flags().StringVar(&key, "key", "", "signing key, PEM; made when the file is missing")
-	c.Flags().StringVar(&caller, "caller", "", "who the token speaks for (sub)")
-	c.Flags().StringSliceVar(&scopes, "scope", []string{"send", "read"}, strings.Join(api.Scopes[:], ", "))
-	c.Flags().StringVar(&users, "users", "", "bind the token to users whose ids begin with this, e.g. shop: (claim users); it then has no operator scope")
-	c.Flags().StringVar(&issuer, "issuer", d.Auth.Issuer, "iss")
-	c.Flags().StringVar(&audience, "audience", d.Auth.Audience, "aud")
+	c.Flags().StringVar(&key, "key", "", "file with the signing key: a private key (PEM) or an HS256 secret; if the file is missing, token makes a private key")
+	c.Flags().StringVar(&caller, "caller", "", "name of the caller that uses the token (claim sub)")
+	c.Flags().StringSliceVar(&scopes, "scope", []string{"send", "read"}, "rights of the token: "+strings.Join(api.Scopes[:], ", "))
+	c.Flags().StringVar(&users, "users", "", "allow only users whose ids begin with this, e.g. shop: (claim users); the token then has no scope operate or observe")
+	c.Flags().StringVar(&issuer, "issuer", d.Auth.Issuer, "claim iss of the token; must equal the setting auth.issuer")
+	c.Flags().StringVar(&audience, "audience", d.Auth.Audience, "claim aud of the token; must equal the setting auth.audience")
 	c.Flags().DurationVar(&ttl, "ttl", 24*time.Hour, "how long the token is valid; at most 31 days")
 	return c
 }

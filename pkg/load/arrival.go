@@ -17,24 +17,24 @@ import (
 type Arrival struct {
 	Shape   string   `yaml:"shape,omitempty" doc:"how the rate changes" enum:"constant|poisson|ramp|steps|spike|sine|trace"`
 	Poisson bool     `yaml:"poisson,omitempty" doc:"messages come at random moments, with the rate of the shape on average"`
-	Rate    Number   `yaml:"rate,omitempty" doc:"constant, poisson, spike, sine: messages a second; default the rate of the step"`
+	Rate    Number   `yaml:"rate,omitempty" doc:"constant, poisson: messages a second; spike: messages a second outside the spike; sine: messages a second at the lowest point; default: the rate of the step"`
 	From    Number   `yaml:"from,omitempty" doc:"ramp: messages a second at the beginning"`
-	To      Number   `yaml:"to,omitempty" doc:"ramp: messages a second at the end of over, and from then on"`
-	Over    Duration `yaml:"over,omitempty" doc:"ramp: how long the rate rises or falls; default the phase"`
-	Levels  []Level  `yaml:"levels,omitempty" doc:"steps: the rates one after the other; the last one stays"`
-	Peak    Number   `yaml:"peak,omitempty" doc:"spike, sine: messages a second at the highest"`
-	At      Duration `yaml:"at,omitempty" doc:"spike: when it begins"`
-	For     Duration `yaml:"for,omitempty" doc:"spike: how long it lasts; default 1s"`
-	Period  Duration `yaml:"period,omitempty" doc:"sine: length of one wave; default the phase"`
-	File    string   `yaml:"file,omitempty" doc:"trace: file with lines of one to three numbers: seconds since the start, never falling; number of requests, default 1; messages of each request, at most and by default the size of the step"`
-	Slot    Duration `yaml:"slot,omitempty" doc:"trace: requests of lines with a count are spread evenly over this time; default 100ms"`
-	Factor  float64  `yaml:"factor,omitempty" doc:"trace: factor on the requests of the file, e.g. 0.1 or 2; default 1"`
+	To      Number   `yaml:"to,omitempty" doc:"ramp: messages a second after the time over, until the end"`
+	Over    Duration `yaml:"over,omitempty" doc:"ramp: how long the rate rises or falls; default: the length of the phase"`
+	Levels  []Level  `yaml:"levels,omitempty" doc:"steps: the rates, one after the other; the last rate stays until the end"`
+	Peak    Number   `yaml:"peak,omitempty" doc:"spike, sine: messages a second at the highest point"`
+	At      Duration `yaml:"at,omitempty" doc:"spike: how long after the start of the step the spike begins"`
+	For     Duration `yaml:"for,omitempty" doc:"spike: how long the spike lasts; default 1s"`
+	Period  Duration `yaml:"period,omitempty" doc:"sine: length of one wave; default: the length of the phase"`
+	File    string   `yaml:"file,omitempty" doc:"trace: file with one to three numbers per line: seconds since the start (not less than in the line before), number of requests (default 1), and messages in each request (default and maximum: the size of the step)"`
+	Slot    Duration `yaml:"slot,omitempty" doc:"trace: the requests of a line with a number of requests are spread evenly over this time; default 100ms"`
+	Factor  float64  `yaml:"factor,omitempty" doc:"trace: multiplies the number of requests of the file, e.g. 0.1 or 2; default 1"`
 }
 
 // Level is one rate of an arrival of shape steps.
 type Level struct {
 	Rate Number   `yaml:"rate" doc:"messages a second"`
-	For  Duration `yaml:"for" doc:"how long"`
+	For  Duration `yaml:"for" doc:"how long this rate lasts"`
 }
 
 func (a Arrival) withDefaults(rate float64) Arrival {

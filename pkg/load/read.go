@@ -328,9 +328,9 @@ func (p *Payload) UnmarshalYAML(node *yaml.Node) error {
 
 // Threshold is a condition of a scenario, and what happens if it is missed.
 type Threshold struct {
-	Expr  string   `yaml:"expr" doc:"e.g. lost == 0, response{step=otp}[10s].p99 < 50ms"`
-	Abort bool     `yaml:"abort,omitempty" doc:"end the run when it is missed"`
-	After Duration `yaml:"after,omitempty" doc:"not judged before this much of the run"`
+	Expr  string   `yaml:"expr" doc:"condition that must hold, e.g. lost == 0 or response{step=otp}[10s].p99 < 50ms"`
+	Abort bool     `yaml:"abort,omitempty" doc:"end the run as soon as the condition does not hold"`
+	After Duration `yaml:"after,omitempty" doc:"during the run, do not check the condition before this time since the start"`
 }
 
 // UnmarshalYAML also accepts a single string, which sets the condition.

@@ -29,51 +29,51 @@ var targets = []string{Null, Single, Batch, Fanout, Kafka, Schedule, Trigger}
 // by side. The doc tags document the fields; `notifyctl load schema` prints them. A file with an
 // unknown key is refused.
 type Scenario struct {
-	Name       string      `yaml:"name" doc:"what the run is called"`
-	About      string      `yaml:"about,omitempty" doc:"what it shows, for people"`
+	Name       string      `yaml:"name" doc:"name of the scenario in lists and reports"`
+	About      string      `yaml:"about,omitempty" doc:"description for people: what the scenario shows"`
 	Seed       uint64      `yaml:"seed,omitempty" doc:"seed of all data; the same seed sends the same messages"`
 	Steps      []Step      `yaml:"steps,omitempty" doc:"steps of a run with one phase, instead of phases"`
-	Duration   Duration    `yaml:"duration,omitempty" doc:"length of that one phase; not set: it ends when every step has sent its count"`
+	Duration   Duration    `yaml:"duration,omitempty" doc:"with steps: length of the only phase; not set: it ends when every step has sent its count"`
 	Phases     []PhaseSpec `yaml:"phases,omitempty" doc:"phases, which run one after the other"`
-	Drain      Duration    `yaml:"drain,omitempty" doc:"longest wait for the delivery of accepted messages, after the last phase; default 2m"`
+	Drain      Duration    `yaml:"drain,omitempty" doc:"how long the run waits at most, after the last phase, until accepted messages have an outcome; default 2m"`
 	Thresholds []Threshold `yaml:"thresholds,omitempty" doc:"conditions that must hold, e.g. response{step=otp}.p99 < 50ms; a missed one makes notifyctl exit with 99"`
 	Objective  *Objective  `yaml:"objective,omitempty" doc:"what notifyctl load capacity searches for"`
 	Server     ServerSpec  `yaml:"server,omitempty" doc:"the server that the run loads"`
 	Expect     []string    `yaml:"expect,omitempty" doc:"outcomes that count as expected: states other than SENT and DELIVERED, e.g. FAILED, and duplicates"`
-	Short      *Short      `yaml:"short,omitempty" doc:"how --short shrinks the scenario; default a tenth of rates and times"`
+	Short      *Short      `yaml:"short,omitempty" doc:"how --short shrinks the scenario; default: a tenth of all rates and times"`
 }
 
 // PhaseSpec is one phase of a run.
 type PhaseSpec struct {
-	Name     string      `yaml:"name" doc:"name of the phase, for tags of thresholds and for reports"`
+	Name     string      `yaml:"name" doc:"name of the phase in reports and in thresholds, e.g. rate{phase=main}"`
 	Duration Duration    `yaml:"duration,omitempty" doc:"length of the phase; not set: it ends when every step has sent its count"`
 	Warmup   bool        `yaml:"warmup,omitempty" doc:"the phase is recorded, but thresholds leave it out"`
-	Drain    Duration    `yaml:"drain,omitempty" doc:"longest wait for the backlog to drain before the next phase"`
+	Drain    Duration    `yaml:"drain,omitempty" doc:"how long the run waits at most, before the next phase, until all accepted messages have an outcome"`
 	Steps    []Step      `yaml:"steps,omitempty" doc:"steps, which run side by side"`
 	Faults   []FaultSpec `yaml:"faults,omitempty" doc:"faults during the phase"`
 }
 
 // Step is one stream of messages of the same kind.
 type Step struct {
-	Name      string     `yaml:"name,omitempty" doc:"name of the step, for tags of thresholds and for reports; default its target"`
-	Target    string     `yaml:"target,omitempty" doc:"where the messages go" enum:"null|http-single|http-batch|http-fanout|kafka|schedule|trigger"`
-	As        string     `yaml:"as,omitempty" doc:"null only: the target whose bodies to make; default http-single" enum:"http-single|http-batch|http-fanout"`
+	Name      string     `yaml:"name,omitempty" doc:"name of the step in reports and in thresholds, e.g. response{step=otp}; default: its target"`
+	Target    string     `yaml:"target,omitempty" doc:"where the messages go; null: messages are made but not sent" enum:"null|http-single|http-batch|http-fanout|kafka|schedule|trigger"`
+	As        string     `yaml:"as,omitempty" doc:"target null: make the request bodies of this target; default http-single" enum:"http-single|http-batch|http-fanout"`
 	Rate      Number     `yaml:"rate,omitempty" doc:"messages a second; without rate and arrival each worker sends its next request as soon as it has an answer (closed loop)"`
 	Arrival   Arrival    `yaml:"arrival,omitempty" doc:"when messages are due; default constant. A single word is the shape"`
 	Start     Duration   `yaml:"start,omitempty" doc:"how long after the start of the phase the step begins"`
 	Count     Number     `yaml:"count,omitempty" doc:"number of messages; not set: the step ends with the phase"`
-	Size      int        `yaml:"size,omitempty" doc:"messages a request; default 1, 500 in a batch or a produce, 50,000 in a fan-out"`
-	Workers   int        `yaml:"workers,omitempty" doc:"most requests under way at a time; default 64, 16 for batches, 8 for fan-outs"`
-	Channel   string     `yaml:"channel,omitempty" doc:"default push" enum:"push|sms|email"`
-	Category  string     `yaml:"category,omitempty" doc:"default marketing for fan-outs, alert for SMS, else transactional" enum:"otp|alert|transactional|marketing|digest"`
+	Size      int        `yaml:"size,omitempty" doc:"messages in each request; default 1, in a batch or with target kafka 500, in a fan-out 50,000"`
+	Workers   int        `yaml:"workers,omitempty" doc:"highest number of concurrent requests; default 64, for batches 16, for fan-outs 8"`
+	Channel   string     `yaml:"channel,omitempty" doc:"channel of the messages; default push" enum:"push|sms|email"`
+	Category  string     `yaml:"category,omitempty" doc:"category of the messages; default marketing for fan-outs, alert for SMS, otherwise transactional" enum:"otp|alert|transactional|marketing|digest"`
 	Mix       []Share    `yaml:"mix,omitempty" doc:"several channels and categories, instead of channel and category"`
 	Users     Users      `yaml:"users,omitempty" doc:"the users who get the messages. A single number is their count"`
 	Payload   Payload    `yaml:"payload,omitempty" doc:"the text of a message. A single number is its length in bytes"`
-	Addresses bool       `yaml:"addresses,omitempty" doc:"messages carry the address of each receiver; default: the server looks it up"`
-	Ordered   bool       `yaml:"ordered,omitempty" doc:"http-single: a user's next message waits for the answer to the one before, and carries usr and seq so that the ledger checks their order"`
-	Keys      bool       `yaml:"keys,omitempty" doc:"send an Idempotency-Key"`
-	Scheduled *LaterSpec `yaml:"scheduled,omitempty" doc:"schedule requests for later; with targets schedule and trigger all are, by default 1s to 2s later"`
-	Triggers  float64    `yaml:"triggers,omitempty" doc:"http-single: share of the requests that register a callback instead, 0 to 1"`
+	Addresses bool       `yaml:"addresses,omitempty" doc:"true: messages contain the address of each receiver; false: the server looks it up"`
+	Ordered   bool       `yaml:"ordered,omitempty" doc:"http-single: the next message of a user waits for the answer to the message before it; each push contains a sequence number, with which the ledger checks the order"`
+	Keys      bool       `yaml:"keys,omitempty" doc:"send an Idempotency-Key with each request"`
+	Scheduled *LaterSpec `yaml:"scheduled,omitempty" doc:"schedule requests for a later time. With the targets schedule and trigger all requests are scheduled, by default 1s to 2s later"`
+	Triggers  float64    `yaml:"triggers,omitempty" doc:"http-single: share of the requests that create a trigger instead of sending a notification, 0 to 1"`
 }
 
 // Share is one part of a mix.
@@ -93,73 +93,73 @@ type Users struct {
 
 // Payload says what text messages carry.
 type Payload struct {
-	Bytes int    `yaml:"bytes,omitempty" doc:"length of the text; with max the least length"`
-	Max   int    `yaml:"max,omitempty" doc:"greatest length; lengths are drawn evenly from bytes to max"`
+	Bytes int    `yaml:"bytes,omitempty" doc:"length of the text in bytes; with max: the smallest length"`
+	Max   int    `yaml:"max,omitempty" doc:"largest length in bytes; each length from bytes to max is equally likely"`
 	Text  string `yaml:"text,omitempty" doc:"the same text for all messages, instead of a length"`
 }
 
 // LaterSpec says when scheduled messages are due.
 type LaterSpec struct {
 	Share  float64  `yaml:"share,omitempty" doc:"share of the requests that are scheduled, 0 to 1; default 1"`
-	After  Duration `yaml:"after,omitempty" doc:"how long after the request they are due"`
-	At     Duration `yaml:"at,omitempty" doc:"instead of after: one moment for all, counted from the run's start"`
-	Spread Duration `yaml:"spread,omitempty" doc:"a random time up to this is added"`
+	After  Duration `yaml:"after,omitempty" doc:"how long after its request a scheduled message is due"`
+	At     Duration `yaml:"at,omitempty" doc:"instead of after: the same due time for all messages, counted from the start of the run"`
+	Spread Duration `yaml:"spread,omitempty" doc:"a random time up to this is added to the due time"`
 }
 
 // ServerSpec says which server gets the load.
 type ServerSpec struct {
 	Mode      string         `yaml:"mode,omitempty" doc:"context: the running server of the context or the flags; pipeline: notifyd in this process; process: notifyd in a process of its own, which faults can kill" enum:"context|pipeline|process"`
 	Providers string         `yaml:"providers,omitempty" doc:"providers of mode pipeline: simulators over their real protocols, or a stub inside the process" enum:"simulators|stub"`
-	Latency   Duration       `yaml:"latency,omitempty" doc:"latency of the simulators; default 5ms"`
+	Latency   Duration       `yaml:"latency,omitempty" doc:"modes pipeline and process: answer time of the simulators; default 5ms"`
 	Profiles  Number         `yaml:"profiles,omitempty" doc:"pipeline: number of users whose profile, with a push address of 64 bytes, is stored before the run"`
-	Set       map[string]any `yaml:"set,omitempty" doc:"keys of notifyd's configuration, e.g. log.linger: 10ms"`
+	Set       map[string]any `yaml:"set,omitempty" doc:"modes pipeline and process: settings of notifyd, e.g. log.linger: 10ms"`
 }
 
 // FaultSpec is a fault that lasts for a while.
 type FaultSpec struct {
-	Name    string   `yaml:"name,omitempty" doc:"text of its marker in the charts"`
-	At      Duration `yaml:"at,omitempty" doc:"when it begins, after the start of the phase"`
-	For     Duration `yaml:"for,omitempty" doc:"how long it lasts; not set: to the end of the phase"`
-	Process string   `yaml:"process,omitempty" doc:"mode process: kill (and start again at the end), pause, or stop" enum:"kill|pause|stop"`
+	Name    string   `yaml:"name,omitempty" doc:"text that marks the fault in the charts"`
+	At      Duration `yaml:"at,omitempty" doc:"how long after the start of the phase the fault begins"`
+	For     Duration `yaml:"for,omitempty" doc:"how long the fault lasts; not set: until the end of the phase"`
+	Process string   `yaml:"process,omitempty" doc:"mode process: end notifyd with SIGKILL (kill) or SIGTERM (stop) and start it again at the end of the fault, or halt it until then (pause)" enum:"kill|pause|stop"`
 
-	Action string `yaml:"action,omitempty" doc:"an action of operators: replay all dead letters" enum:"replay"`
+	Action string `yaml:"action,omitempty" doc:"an action of an operator when the fault begins; replay: replay all dead letters" enum:"replay"`
 
-	Provider   string      `yaml:"provider,omitempty" doc:"apns, fcm, oauth, twilio, sendgrid or callback; not set: all" enum:"apns|fcm|oauth|twilio|sendgrid|callback"`
+	Provider   string      `yaml:"provider,omitempty" doc:"provider with the fault: apns, fcm, oauth (tokens of fcm), twilio, sendgrid, or callback (the receiver of triggers); not set: all" enum:"apns|fcm|oauth|twilio|sendgrid|callback"`
 	Account    string      `yaml:"account,omitempty" doc:"Twilio account SID, or number of the account from 1; not set: all"`
 	Pool       string      `yaml:"pool,omitempty" doc:"SendGrid IP pool; not set: all"`
 	Prefix     string      `yaml:"prefix,omitempty" doc:"only addresses with this prefix"`
 	Share      float64     `yaml:"share,omitempty" doc:"share of the requests that fail, above 0 to 1; default 1"`
-	Do         string      `yaml:"do,omitempty" doc:"what happens to these requests" enum:"error|outage|throttle|unauthorized|reset|reset_stream|drop|hang|drip|latency|redirect|huge|receipt"`
-	Status     int         `yaml:"status,omitempty" doc:"error: HTTP status"`
-	Code       string      `yaml:"code,omitempty" doc:"error: the provider's code"`
-	RetryAfter Duration    `yaml:"retry_after,omitempty" doc:"what the answer asks the caller to wait"`
-	Latency    LatencySpec `yaml:"latency,omitempty" doc:"latency, drip: how long"`
+	Do         string      `yaml:"do,omitempty" doc:"what the provider does with these requests; notifyctl sim rule add --help explains the actions" enum:"error|outage|throttle|unauthorized|reset|reset_stream|drop|hang|drip|latency|redirect|huge|receipt"`
+	Status     int         `yaml:"status,omitempty" doc:"error: HTTP status of the answer"`
+	Code       string      `yaml:"code,omitempty" doc:"error: the provider's code in the answer; receipt: the code in the receipt"`
+	RetryAfter Duration    `yaml:"retry_after,omitempty" doc:"error, throttle: time in the header Retry-After of the answer"`
+	Latency    LatencySpec `yaml:"latency,omitempty" doc:"latency, drip: how long the answer takes"`
 }
 
 // LatencySpec is a distribution of latencies. Without a p99 every latency is the median. With a p99
 // the distribution is lognormal.
 type LatencySpec struct {
-	Median Duration `yaml:"median" doc:"median: half of the answers are faster"`
-	P99    Duration `yaml:"p99,omitempty" doc:"99th percentile; not set: all answers take the median"`
+	Median Duration `yaml:"median" doc:"median of the answer times: half of the answers are faster"`
+	P99    Duration `yaml:"p99,omitempty" doc:"99th percentile of the answer times; not set: all answers take the median"`
 }
 
 // Objective says which conditions a rate must meet in `notifyctl load capacity`, and how the
 // command searches for the highest such rate.
 type Objective struct {
-	Step    string      `yaml:"step,omitempty" doc:"step whose rate is raised; default all steps"`
+	Step    string      `yaml:"step,omitempty" doc:"step whose rate is raised; default: all steps"`
 	From    Number      `yaml:"from,omitempty" doc:"first rate to try, in messages a second; default a tenth of the rate of the steps"`
-	Most    Number      `yaml:"most,omitempty" doc:"highest rate to try; default none: the search also ends at the rate that the generator cannot offer"`
+	Most    Number      `yaml:"most,omitempty" doc:"highest rate to try, in messages a second; not set: no limit. The search also ends at a rate that the load generator cannot send"`
 	Hold    Duration    `yaml:"hold,omitempty" doc:"length of a trial; default 10s"`
 	Confirm Duration    `yaml:"confirm,omitempty" doc:"length of the confirming trial; default three times hold"`
-	Within  float64     `yaml:"within,omitempty" doc:"precision of the search, as a share of the rate; default 0.05"`
+	Within  float64     `yaml:"within,omitempty" doc:"precision of the search, as a share of the rate; default 0.05 (5%)"`
 	Holds   []Threshold `yaml:"holds,omitempty" doc:"conditions that a rate must meet; default lost == 0, failed == 0, backlog_slope < 0.01"`
 }
 
 // Short holds the factors by which --short shrinks a scenario. A factor of 0 means its default.
 type Short struct {
-	Rate  float64  `yaml:"rate,omitempty" doc:"factor on rates; default 0.1"`
-	Time  float64  `yaml:"time,omitempty" doc:"factor on all times of phases, steps and faults; default 0.1"`
-	Count float64  `yaml:"count,omitempty" doc:"factor on counts and profiles; default rate x time"`
+	Rate  float64  `yaml:"rate,omitempty" doc:"multiplies all rates; default 0.1"`
+	Time  float64  `yaml:"time,omitempty" doc:"multiplies all times of phases, steps and faults; default 0.1"`
+	Count float64  `yaml:"count,omitempty" doc:"multiplies counts and profiles; default: the product of rate and time"`
 	Drain Duration `yaml:"drain,omitempty" doc:"drain of the short form; default that of the scenario, at most 1m"`
 	Holds []string `yaml:"thresholds,omitempty" doc:"thresholds of the short form; default those of the scenario on lost, duplicates, early, unexpected, unverified and ended"`
 }

@@ -11,13 +11,13 @@ import (
 // APNsConfig configures the client of Apple's push service. The tagged fields are the section
 // providers.apns of the configuration file; only the program sets the other fields.
 type APNsConfig struct {
-	URL         string `koanf:"url" default:"https://api.push.apple.com" doc:"base URL"`
+	URL         string `koanf:"url" default:"https://api.push.apple.com" doc:"base URL of the API of APNs"`
 	KeyFile     string `koanf:"key_file" doc:"file with the PKCS#8 key (.p8) that signs provider tokens"`
-	KeyID       string `koanf:"key_id" doc:"id of that key"`
+	KeyID       string `koanf:"key_id" doc:"id of the key in key_file"`
 	TeamID      string `koanf:"team_id" doc:"id of the Apple developer team"`
 	Topic       string `koanf:"topic" doc:"bundle id of the app"`
 	Connections int    `koanf:"connections" default:"10" min:"1" max:"1000" doc:"number of HTTP/2 connections to keep open"`
-	Confirmed   bool   `koanf:"confirmed" default:"true" doc:"an accepted push counts as DELIVERED, because the provider confirms nothing further"`
+	Confirmed   bool   `koanf:"confirmed" default:"true" doc:"true: a push that APNs accepts becomes DELIVERED, because APNs reports nothing later; false: it becomes SENT"`
 
 	PushConfig
 	// Key is the P-256 key read from KeyFile with ParseAPNsKey. Required.

@@ -18,10 +18,10 @@ const fcmQuotaBlock = time.Minute
 // FCMConfig configures the client of Firebase Cloud Messaging (HTTP v1). The tagged fields are
 // the section providers.fcm of the configuration file; only the program sets the other fields.
 type FCMConfig struct {
-	URL         string `koanf:"url" default:"https://fcm.googleapis.com" doc:"base URL"`
-	TokenURL    string `koanf:"token_url" doc:"OAuth token endpoint; empty: the one named in the credentials"`
+	URL         string `koanf:"url" default:"https://fcm.googleapis.com" doc:"base URL of the API of FCM"`
+	TokenURL    string `koanf:"token_url" doc:"URL that issues OAuth tokens; empty: the URL in credentials_file"`
 	Credentials string `koanf:"credentials_file" doc:"file with the service account's JSON key"`
-	Confirmed   bool   `koanf:"confirmed" default:"true" doc:"an accepted push counts as DELIVERED, because the provider confirms nothing further"`
+	Confirmed   bool   `koanf:"confirmed" default:"true" doc:"true: a push that FCM accepts becomes DELIVERED, because FCM reports nothing later; false: it becomes SENT"`
 
 	PushConfig
 	// Connections is the number of connections to keep open; FCM allows 100 streams on each.

@@ -18,12 +18,12 @@ import (
 // SendGridConfig configures the client of SendGrid's Mail Send API. The tagged fields are the
 // section providers.sendgrid of the configuration file; only the program sets the other fields.
 type SendGridConfig struct {
-	URL        string   `koanf:"url" default:"https://api.sendgrid.com" doc:"base URL"`
+	URL        string   `koanf:"url" default:"https://api.sendgrid.com" doc:"base URL of the API of SendGrid"`
 	KeyFile    string   `koanf:"key_file" doc:"file with the API key"`
-	From       string   `koanf:"from" doc:"default sender"`
-	Pools      []string `koanf:"pools" doc:"names of the IP pools, each with a rate of its own"`
-	Rate       float64  `koanf:"rate" default:"100" above:"0" doc:"mails a second a pool may send"`
-	WebhookKey string   `koanf:"webhook_key_file" doc:"file with the public key of the event webhook, PEM or base64"`
+	From       string   `koanf:"from" doc:"sender of mails whose request names no sender: an address, or Name <address>"`
+	Pools      []string `koanf:"pools" doc:"names of the IP pools, each with its own rate; empty: one pool without a name"`
+	Rate       float64  `koanf:"rate" default:"100" above:"0" doc:"mails a second that each pool may send, over all processes"`
+	WebhookKey string   `koanf:"webhook_key_file" doc:"file with the public key that verifies SendGrid's receipts (event webhook), PEM or base64; empty: no receipts of SendGrid are accepted"`
 
 	// Endpoint is the provider's address. The default of its BaseURL is the field URL.
 	Endpoint Endpoint

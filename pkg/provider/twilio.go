@@ -26,11 +26,11 @@ type TwilioAccount struct {
 // TwilioConfig configures the client of Twilio's Programmable Messaging. The tagged fields are
 // the section providers.twilio of the configuration file; only the program sets the other fields.
 type TwilioConfig struct {
-	URL          string          `koanf:"url" default:"https://api.twilio.com" doc:"base URL"`
-	Accounts     []TwilioAccount `koanf:"accounts" doc:"accounts to send from, each with sid, token and from"`
+	URL          string          `koanf:"url" default:"https://api.twilio.com" doc:"base URL of the API of Twilio"`
+	Accounts     []TwilioAccount `koanf:"accounts" doc:"accounts to send from, each with sid, token and from (a phone number or a messaging service)"`
 	AccountsFile string          `koanf:"accounts_file" doc:"JSON file with the accounts, instead of accounts"`
-	Rate         float64         `koanf:"rate" default:"1000" above:"0" doc:"messages a second an account may send"`
-	Concurrency  int             `koanf:"parallel" default:"150" min:"1" doc:"concurrent requests an account may make, over all processes"`
+	Rate         float64         `koanf:"rate" default:"1000" above:"0" doc:"messages a second that each account may send, over all processes"`
+	Concurrency  int             `koanf:"parallel" default:"150" min:"1" doc:"highest number of concurrent requests of each account, over all processes"`
 
 	// Endpoint is the provider's address. The default of its BaseURL is the field URL.
 	Endpoint Endpoint

@@ -13,11 +13,11 @@ import (
 // TLS configures connections to a server. The server's certificate is always verified; no
 // setting turns that off. The minimum is TLS 1.2.
 type TLS struct {
-	Enabled    bool   `koanf:"enabled" doc:"connect by TLS, with verification"`
-	CAFile     string `koanf:"ca_file" doc:"PEM of the CA that signed the server's certificate; empty: the system's"`
-	CertFile   string `koanf:"cert_file" doc:"PEM of our certificate, where the server asks for one"`
-	KeyFile    string `koanf:"key_file" doc:"PEM of its key"`
-	ServerName string `koanf:"server_name" doc:"name the server's certificate must carry; empty: the host connected to"`
+	Enabled    bool   `koanf:"enabled" doc:"true: connect with TLS and verify the server's certificate"`
+	CAFile     string `koanf:"ca_file" doc:"PEM of the CA that signed the server's certificate; empty: the system's CAs"`
+	CertFile   string `koanf:"cert_file" doc:"PEM of the certificate that notifyd shows to a server that asks for one"`
+	KeyFile    string `koanf:"key_file" doc:"PEM of the private key of cert_file"`
+	ServerName string `koanf:"server_name" doc:"name that the server's certificate must have; empty: the host to which notifyd connects"`
 }
 
 // Config reads the files and returns the configuration of connections, or nil if TLS is off. An

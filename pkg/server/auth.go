@@ -29,12 +29,12 @@ import (
 // sources allow RS256, ES256 and EdDSA, each only for its own kind of key. The fields with a koanf
 // tag are the section "auth" of the configuration file. The program sets the other fields.
 type AuthConfig struct {
-	Issuer     string `koanf:"issuer" default:"notifyd" doc:"iss a token must carry"`
-	Audience   string `koanf:"audience" default:"notifyd" doc:"aud a token must carry"`
-	JWKSURL    string `koanf:"jwks_url" doc:"where the verification keys are published"`
-	JWKSFile   string `koanf:"jwks_file" doc:"file with verification keys"` // read again at intervals of Refresh
-	KeyFile    string `koanf:"key_file" doc:"PEM file with one verification (or signing) key: RS256, ES256, EdDSA"`
-	SecretFile string `koanf:"hs256_file" doc:"file with a shared secret, for one machine"`
+	Issuer     string `koanf:"issuer" default:"notifyd" doc:"value that the claim iss of a token must have"`
+	Audience   string `koanf:"audience" default:"notifyd" doc:"value that the claim aud of a token must have"`
+	JWKSURL    string `koanf:"jwks_url" doc:"URL of the JWK set with the keys that verify tokens; set exactly one of jwks_url, jwks_file, key_file and hs256_file"`
+	JWKSFile   string `koanf:"jwks_file" doc:"file with the JWK set with the keys that verify tokens; read again every 5 minutes"` // read again at intervals of Refresh
+	KeyFile    string `koanf:"key_file" doc:"PEM file with the keys that verify tokens: RSA (RS256), P-256 (ES256) or Ed25519 (EdDSA); private keys are allowed, but only their public halves are used"`
+	SecretFile string `koanf:"hs256_file" doc:"file with a secret of at least 32 bytes that verifies tokens (HS256); everybody who knows it can sign tokens, so use it only on one machine"`
 
 	Leeway      time.Duration `default:"10s" min:"0" max:"30s"` // allowed difference between clocks, at most 30 s
 	MaxLifetime time.Duration `default:"744h"`                  // longest lifetime of a token

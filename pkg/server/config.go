@@ -27,12 +27,12 @@ import (
 // "api" of the configuration file. The program sets the other fields.
 type Config struct {
 	Listen    string  `koanf:"listen" default:"127.0.0.1:7420" is:"address" doc:"address of the API"`
-	Plaintext string  `koanf:"plaintext" default:"loopback" oneof:"loopback anywhere" doc:"where HTTP without TLS may listen: loopback, or anywhere, if a proxy in front encrypts"`
+	Plaintext string  `koanf:"plaintext" default:"loopback" oneof:"loopback anywhere" doc:"where the API and the admin address may accept HTTP without TLS: only on loopback, or anywhere; set anywhere only if a proxy in front encrypts"`
 	Admin     string  `koanf:"admin" default:"127.0.0.1:7421" is:"address" empty:"yes" doc:"address of /metrics and pprof; empty: not served"`
 	PublicURL string  `koanf:"public_url" is:"url" empty:"yes" doc:"URL at which providers reach the API with receipts; empty: http://<listen>"`
-	Rate      float64 `koanf:"rate" default:"50000" above:"0" doc:"requests per second of a caller without a rate of its own"`
-	Burst     int     `koanf:"burst" default:"1000" min:"1" doc:"requests that such a caller may make at once"`
-	BodyMiB   int     `koanf:"body_mib" default:"512" min:"128" doc:"MiB of batches and fan-outs in memory at once; one caller gets half of it at most"` // with the minimum, two callers can each send a fan-out of 64 MiB at the same time
+	Rate      float64 `koanf:"rate" default:"50000" above:"0" doc:"requests per second of each caller that has no rate of its own, over all processes; above it the caller gets 429"`
+	Burst     int     `koanf:"burst" default:"1000" min:"1" doc:"requests that a caller without a burst of its own may make at the same moment; above it api.rate applies"`
+	BodyMiB   int     `koanf:"body_mib" default:"512" min:"128" doc:"MiB of memory for the bodies of batches and fan-outs at the same time; one caller may use at most half of it. A request that finds no memory for 2 s is refused"` // with the minimum, two callers can each send a fan-out of 64 MiB at the same time
 
 	// Listener serves the API, and AdminListener serves the admin routes. If AdminListener is nil,
 	// the admin routes are not served.

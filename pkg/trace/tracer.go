@@ -25,9 +25,9 @@ import (
 // section "tracing" of the configuration file; only the program sets the other fields.
 type Config struct {
 	Endpoint    string  `koanf:"endpoint" is:"collector" empty:"yes" doc:"URL of a collector that accepts OpenTelemetry traces over OTLP/HTTP, e.g. http://127.0.0.1:4318; empty: no spans are made (traceparents are passed on anyway)"`
-	Sample      float64 `koanf:"sample" default:"0.01" min:"0" max:"1" doc:"share of requests without a traceparent that begin a trace; a traceparent itself says whether its request is recorded"`
-	HeadersFile string  `koanf:"headers_file" doc:"file with headers for the collector, one per line as Name: value; keep it secret if they are"`
-	Service     string  `koanf:"service" default:"notifyd" doc:"service.name of the spans"`
+	Sample      float64 `koanf:"sample" default:"0.01" min:"0" max:"1" doc:"share of the requests without a header traceparent that are traced; for other requests the header decides; 0: none"`
+	HeadersFile string  `koanf:"headers_file" doc:"file with headers for the collector, one per line as Name: value; protect the file if a header is secret"`
+	Service     string  `koanf:"service" default:"notifyd" doc:"value of the attribute service.name of the spans"`
 
 	// Headers contains the headers read from HeadersFile.
 	Headers map[string]string

@@ -26,11 +26,11 @@ import (
 // prefix, because they would write files with the same names.
 type Config struct {
 	Bucket      string `koanf:"bucket" doc:"bucket that the files are moved to; empty: they stay in archive.dir"`
-	Prefix      string `koanf:"prefix" doc:"prefix of the objects' names; each notifyd needs its own"`
+	Prefix      string `koanf:"prefix" doc:"prefix of the objects' names; two archives must not use the same prefix"`
 	Region      string `koanf:"region" doc:"region of the bucket; empty: AWS_REGION or the region of the credentials' profile"`
 	Endpoint    string `koanf:"endpoint" is:"url" empty:"yes" doc:"URL of an S3-compatible store; empty: AWS"`
-	PathStyle   bool   `koanf:"path_style" doc:"put the bucket into the path; most stores other than AWS need it"`
-	Credentials string `koanf:"credentials_file" doc:"file in the format of ~/.aws/credentials; empty: the environment, that file, or the machine's role"`
+	PathStyle   bool   `koanf:"path_style" doc:"put the name of the bucket into the path of URLs, not into the host name; most stores other than AWS need this"`
+	Credentials string `koanf:"credentials_file" doc:"file in the format of ~/.aws/credentials; empty: the environment, ~/.aws/credentials, or the role of the machine"`
 
 	// Timeout is the time limit for the transfer of one file. Default 30 min.
 	Timeout time.Duration

@@ -20,11 +20,11 @@ import (
 type Config struct {
 	Hosts         []string      `koanf:"hosts" is:"host:port" doc:"host:port of some nodes"`
 	Keyspace      string        `koanf:"keyspace" default:"notifyd" is:"keyspace" doc:"keyspace that migrate creates"`
-	LocalDC       string        `koanf:"datacenter" doc:"local data center; may be empty if the cluster has only one"`
+	LocalDC       string        `koanf:"datacenter" doc:"name of the nearest data centre; may be empty if the cluster has only one"`
 	Replication   int           `koanf:"replication" default:"3" min:"1" max:"16" doc:"copies of each row in the keyspace that migrate creates"`
 	Timeout       time.Duration `koanf:"timeout" default:"2s" min:"10ms" max:"1m" doc:"longest time that one request to a node may take"`
 	Consistency   string        `koanf:"consistency" default:"LOCAL_QUORUM" oneof:"LOCAL_QUORUM QUORUM" doc:"LOCAL_QUORUM or QUORUM; all processes that use a keyspace must have the same"`
-	EveryReceiver bool          `koanf:"every_receiver" doc:"store a row by user for each receiver of a fan-out too; without it the history of a user leaves fan-outs out, and says so"`
+	EveryReceiver bool          `koanf:"every_receiver" doc:"true: store a row by user also for each receiver of a fan-out; false: the history of a user does not contain fan-outs, and says so"`
 	Username      string        `koanf:"username" doc:"name to authenticate with; empty: none"`
 	PasswordFile  string        `koanf:"password_file" doc:"file with the password"`
 	Password      string        `koanf:"password" secret:"yes" doc:"the password itself, from the environment only: NOTIFYD__CASSANDRA__PASSWORD"`
@@ -52,8 +52,8 @@ type Config struct {
 
 // Cluster configures another cluster or keyspace for some of the tables.
 type Cluster struct {
-	Hosts    []string `koanf:"hosts" is:"host:port" doc:"nodes of a separate cluster for these tables; empty: cassandra.hosts"`
-	Keyspace string   `koanf:"keyspace" is:"keyspace" empty:"yes" doc:"keyspace there; empty: cassandra.keyspace"`
+	Hosts    []string `koanf:"hosts" is:"host:port" doc:"host:port of some nodes of a separate cluster for the tables of this section; empty: cassandra.hosts"`
+	Keyspace string   `koanf:"keyspace" is:"keyspace" empty:"yes" doc:"keyspace of the tables of this section; empty: cassandra.keyspace"`
 }
 
 // KeyspaceName matches the names of keyspaces that may be put into a statement without

@@ -23,12 +23,12 @@ import (
 // If DSN has several hosts, the Store uses the host that accepts writes. If PasswordFile is
 // set, a password in DSN is ignored.
 type Config struct {
-	DSN          string `koanf:"dsn" secret:"yes" doc:"how to connect: postgres://user@host1:5432,host2:5432/notifyd; with a password in it only from the environment, NOTIFYD__POSTGRES__DSN"`
+	DSN          string `koanf:"dsn" secret:"yes" doc:"address of the database (DSN), e.g. postgres://user@host1:5432,host2:5432/notifyd; a DSN with a password must come from the environment: NOTIFYD__POSTGRES__DSN"`
 	DSNFile      string `koanf:"dsn_file" doc:"file with the DSN, instead of dsn"`
 	PasswordFile string `koanf:"password_file" doc:"file with the password; read before each connection"`
 	CAFile       string `koanf:"ca_file" doc:"PEM of the CA that signed the server's certificate; if set, connections use TLS with verification"`
-	CertFile     string `koanf:"cert_file" doc:"PEM of our certificate, where the server asks for one"`
-	KeyFile      string `koanf:"key_file" doc:"PEM of the key of cert_file"`
+	CertFile     string `koanf:"cert_file" doc:"PEM of the certificate that notifyd shows to a server that asks for one; if set, connections use TLS with verification"`
+	KeyFile      string `koanf:"key_file" doc:"PEM of the private key of cert_file"`
 	Plaintext    bool   `koanf:"plaintext" doc:"allow connections without verified TLS to hosts beyond loopback; only on a network that is trusted"`
 
 	// MaxConns is the greatest number of connections in the pool, 1 to 1000.

@@ -18,12 +18,12 @@ type Config struct {
 	Password         string      `koanf:"password" secret:"yes" doc:"the password itself, from the environment only: NOTIFYD__REDIS__PASSWORD"`
 	SentinelUsername string      `koanf:"sentinel_username" doc:"name to authenticate with at the sentinels; empty: the default user"`
 	SentinelFile     string      `koanf:"sentinel_password_file" doc:"file with the password for the sentinels; empty: they need none"`
-	DB               int         `koanf:"db" min:"0" doc:"number of the database; not in a cluster"`
+	DB               int         `koanf:"db" min:"0" doc:"number of the database; in mode cluster only 0"`
 	TLS              secrets.TLS `koanf:"tls"`
 	Prefix           string      `koanf:"prefix" default:"notifyd:" is:"prefix" doc:"prefix of every key"`
 
-	SeenRate   float64       `koanf:"seen_rate" default:"5000" above:"0" doc:"claims a second of all processes together that the filter of claimed rows is sized for; Redis needs 2.5 bytes of memory for each claim of seen_window"`
-	SeenWindow time.Duration `koanf:"seen_window" default:"15m" min:"1s" doc:"how long the filter remembers a claim; older rows are read from the store"`
+	SeenRate   float64       `koanf:"seen_rate" default:"5000" above:"0" doc:"number of claims a second, of all processes together, for which the seen-filter has room; with more, workers read more rows from the store. Redis needs 2.5 bytes of memory for each claim within seen_window. All processes must have the same value"`
+	SeenWindow time.Duration `koanf:"seen_window" default:"15m" min:"1s" doc:"how long the seen-filter remembers a claim; for older claims workers read the rows from the store. All processes must have the same value"`
 
 	// SentinelPassword is the content of SentinelFile.
 	SentinelPassword string

@@ -23,9 +23,9 @@ import (
 // Endpoint may be an http URL only if its host is a loopback address.
 type Config struct {
 	Region          string `koanf:"region" doc:"region of AWS; empty: the delay queue is in Redis"`
-	Endpoint        string `koanf:"endpoint" is:"url" empty:"yes" doc:"URL of another server than that of AWS"`
+	Endpoint        string `koanf:"endpoint" is:"url" empty:"yes" doc:"URL of a server that replaces AWS, e.g. a local one; empty: AWS"`
 	Prefix          string `koanf:"prefix" default:"notifyd-" is:"queue" doc:"prefix of the name of every queue"`
-	CredentialsFile string `koanf:"credentials_file" doc:"file in the form of ~/.aws/credentials; empty: the environment, that file, the machine's role"`
+	CredentialsFile string `koanf:"credentials_file" doc:"file in the format of ~/.aws/credentials; empty: the environment, ~/.aws/credentials, or the role of the machine"`
 
 	// Timeout is the longest time of a call, retries included; 100 ms to 1 min.
 	Timeout time.Duration `default:"10s" min:"100ms" max:"1m"`

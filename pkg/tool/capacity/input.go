@@ -23,11 +23,11 @@ import (
 //   - span: a duration
 type Input struct {
 	Rate      float64 `key:"rate" kind:"rate" doc:"notifications per second"`
-	Push      float64 `key:"push" kind:"share" doc:"share of push"`
-	Email     float64 `key:"email" kind:"share" doc:"share of email"`
-	SMS       float64 `key:"sms" kind:"share" doc:"share of SMS"`
-	Scheduled float64 `key:"scheduled" kind:"share" doc:"share that is scheduled"`
-	Fanout    float64 `key:"fanout" kind:"share" doc:"share that comes in fan-outs, which are stored by chunk"`
+	Push      float64 `key:"push" kind:"share" doc:"share of push in the notifications"`
+	Email     float64 `key:"email" kind:"share" doc:"share of email in the notifications"`
+	SMS       float64 `key:"sms" kind:"share" doc:"share of SMS in the notifications"`
+	Scheduled float64 `key:"scheduled" kind:"share" doc:"share of the notifications that are scheduled"`
+	Fanout    float64 `key:"fanout" kind:"share" doc:"share of the notifications that come in fan-outs, which are stored by chunk"`
 	Retries   float64 `key:"retries" kind:"number" min:"0" max:"100" doc:"average number of calls per notification after the first"`
 
 	APIRate       float64 `key:"api_rate" kind:"known" doc:"notifications per second that an API server accepts in batches"`
@@ -37,12 +37,12 @@ type Input struct {
 	BrokerRate     float64 `key:"broker_rate" kind:"rate" doc:"messages per second that a broker accepts"`
 	LogReplication float64 `key:"log_replication" kind:"whole" max:"9" doc:"copies of a message in the log"`
 
-	PushWorkerRate  float64       `key:"push_worker_rate" kind:"rate" doc:"most pushes per second of a worker"`
+	PushWorkerRate  float64       `key:"push_worker_rate" kind:"rate" doc:"highest number of pushes per second of a worker"`
 	PushLatency     time.Duration `key:"push_latency" kind:"span" doc:"answer time of the push provider"`
 	PushConnections float64       `key:"push_connections" kind:"whole" max:"10e3" doc:"HTTP/2 connections of a push worker"`
 	PushStreams     float64       `key:"push_streams" kind:"whole" max:"1e6" doc:"concurrent streams of a connection"`
 
-	SMSAdmitted    float64       `key:"sms_admitted" kind:"share" doc:"share of SMS that intake accepts (otp and alert)"`
+	SMSAdmitted    float64       `key:"sms_admitted" kind:"share" doc:"share of the SMS that intake accepts; it refuses categories other than otp and alert"`
 	SMSAccountRate float64       `key:"sms_account_rate" kind:"rate" doc:"messages per second that an SMS account may send"`
 	SMSLatency     time.Duration `key:"sms_latency" kind:"span" doc:"answer time of the SMS provider"`
 	SMSInFlight    float64       `key:"sms_in_flight" kind:"whole" max:"1e6" doc:"concurrent requests of an SMS worker"`
