@@ -74,14 +74,13 @@ type campaignPace struct {
 // callSlots are the times at which the receivers of a window may be called.
 type callSlots struct {
 	first time.Time
-	gap   time.Duration // time between two receivers; 0: all receivers get the time first
+	gap   time.Duration // time between two receivers; 0: all receivers get the time in the field first
 	code  string
 	until time.Time // no slot is assigned after this time
 }
 
 // reserve assigns slots to n receivers. The first slot is not before the time earliest. No slot is
-// later than paceAhead after the time now; receivers for which there is no slot before that must
-// ask again.
+// later than paceAhead after the time now. Receivers that get no slot until then must ask again.
 func (p *campaignPace) reserve(campaign string, rate float64, n uint32, now, earliest time.Time) callSlots {
 	p.mu.Lock()
 	defer p.mu.Unlock()

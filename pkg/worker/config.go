@@ -167,7 +167,7 @@ type Config struct {
 
 // MaxRecords and MaxPoll limit the records that a consumer group should send to a worker.
 // MaxRecords is the largest number of records of a partition that are not done. MaxPoll is the
-// approximate size of a poll. MaxRecords may be exceeded by up to one poll.
+// largest number of records in one poll. MaxRecords may be exceeded by up to one poll.
 //
 // An envelope with one receiver needs a goroutine while it waits: 7 KB for an SMS, 18 KB for a
 // claimed push. So 60,000 waiting pushes of a stopped lane took 1.1 GB. With at most 4,000 records

@@ -132,7 +132,9 @@ func (j *job) reserveWindow(w *window) bool {
 	return true
 }
 
-// tryReserve does the same as reserveWindow, but returns false instead of waiting.
+// tryReserve gets the budget of a window if the gate is open, but returns false where reserveWindow
+// would wait. It does not check the routes, because reserveWindow has just checked them for an
+// earlier window of the job.
 func (j *job) tryReserve(w *window) (ok bool) {
 	p, n := j.p, int(w.hi-w.lo)
 	if p.w.cfg.Gate.IsShut() {

@@ -11,7 +11,7 @@ import "sync"
 type userOrder struct {
 	mu        sync.Mutex
 	slots     []uint32              // by slot: number of the last envelope
-	next      uint32                // number of the next envelope; 0 means none
+	next      uint32                // number of the next envelope; starts at 1, because 0 in a slot means no envelope
 	barrier   uint32                // number of the last large envelope
 	openTurns map[uint32]*orderTurn // turns that have not ended, by number
 }

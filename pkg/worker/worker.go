@@ -15,7 +15,7 @@ import (
 )
 
 // Worker delivers the envelopes of one lane. It is the handler of a consumer group. The group owns
-// the goroutine that calls the Worker.
+// the goroutines that call the Worker.
 type Worker struct {
 	cfg           Config
 	capacity      *quota // addresses at the provider
