@@ -64,7 +64,7 @@ func main() {
 func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	bin := rig.Must(rig.Notifyd(ctx, dir, "growth", o.mutant))
 	began := time.Now()
-	defer o.Apart(ctx, "growth")() // own names on the servers: other runs cannot lower a raised number
+	defer o.Apart(ctx, "growth")() // own names on the servers, because other runs could not lower the raised numbers again
 	sizeEnv := func(shards, partitions int) []string {
 		return []string{
 			fmt.Sprint("NOTIFYD__TIMERS__SHARDS=", shards), fmt.Sprint("NOTIFYD__LOG__PARTITIONS__PUSH=", partitions),
