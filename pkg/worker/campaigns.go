@@ -50,8 +50,9 @@ const (
 )
 
 const (
-	// paceAhead is how far into the future slots of a rate are assigned. A receiver that would get
-	// a later slot asks again after paceAhead. So a changed rate takes effect within paceAhead.
+	// paceAhead is how far into the future the slots of a campaign with a rate are assigned. A
+	// receiver that would get a later slot asks again after paceAhead. So a changed rate takes
+	// effect within paceAhead.
 	//
 	// The next owner of a partition does not know which slots are assigned already. So the first
 	// slot that it assigns is at the earliest paceAhead after it got the partition.

@@ -32,8 +32,8 @@ func (j *job) runPosition(pos uint32) bool {
 // the row.
 //
 // Positions below resumedTo were started before. Windows below and above resumedTo are claimed
-// separately, so one result contains only windows of one side. windowsFrom returns false if the
-// partition is being drained.
+// separately, so the result contains only windows of one of these two kinds. windowsFrom returns
+// false if the partition is being drained.
 func (j *job) windowsFrom(start, resumedTo, size uint32) (ws []*window, ok bool) {
 	for start < j.env.Count {
 		hi := min((start/size+1)*size, j.env.Count)

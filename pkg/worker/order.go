@@ -3,7 +3,7 @@ package worker
 import "sync"
 
 // userOrder keeps the order of first attempts per user within a partition. The provider may be
-// called for an envelope when every earlier envelope for one of the same users has first results.
+// called for an envelope when every earlier envelope that shares a user with it has first results.
 //
 // A user is identified by a slot of a hash table. If two users have the same slot, an envelope may
 // wait without need, but it never overtakes another. A large envelope would use very many slots. So

@@ -292,7 +292,7 @@ func (p *partition) joinLive(j *job) bool {
 }
 
 // startJob runs a job in a goroutine. The parameter row is the outcome row of the job's key, or the
-// zero row. If the row is finished, startJob only sends what remains to do after the row (see
+// zero row. If the row is finished, startJob only does the work that follows a finished row (see
 // handOn).
 func (p *partition) startJob(j *job, row *notify.Row) {
 	p.wg.Add(1)
