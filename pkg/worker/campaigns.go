@@ -80,8 +80,9 @@ type callSlots struct {
 	until time.Time // no slot is assigned after this time
 }
 
-// reserve assigns slots to n receivers. The first slot is not before the time earliest. No slot is
-// later than paceAhead after the time now. Receivers that get no slot until then must ask again.
+// reserve assigns slots to n receivers. The parameter earliest is the earliest time of the first
+// slot. No slot is later than paceAhead after the time now. Receivers that get no slot until then
+// must ask again.
 func (p *campaignPace) reserve(campaign string, rate float64, n uint32, now, earliest time.Time) callSlots {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -114,7 +115,7 @@ func (s *callSlots) wakeOf(k uint32, now time.Time) (wake int64, code string) {
 	return roundUp(at, paceStep), s.code
 }
 
-// capAtExpiry returns the time wake, or the time at which the envelope expires if that is earlier.
+// capAtExpiry returns the parameter wake, or the expiry of the envelope if that is earlier.
 func capAtExpiry(wake int64, e *notify.Envelope) int64 {
 	if e.Expires != 0 {
 		return min(wake, e.Expires)

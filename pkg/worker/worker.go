@@ -142,7 +142,7 @@ func (w *Worker) poison(ctx context.Context, m message, cause error) error {
 	return w.retryUntil(ctx, "log", func() error { return aside.Poison(ctx, m, cause) })
 }
 
-// replaceDamaged handles an outcome row that cannot be decoded. It puts the bytes of the row, with
+// replaceDamaged replaces an outcome row that cannot be decoded. It puts the bytes of the row, with
 // the origin of its envelope, into the poison topic. Then it sets *row to a new row. The old
 // content is lost, so the new row says that every receiver of the envelope may have been called.
 func (w *Worker) replaceDamaged(ctx context.Context, j *job, row *notify.Row) error {
