@@ -42,7 +42,7 @@ const (
 	// warm is how long the load runs before the command "notifyd migrate up" is started.
 	warm = 10 * time.Second
 	// maxHeld bounds the time from the request for a message until the provider gets its call.
-	// Messages that were requested within the time warm do not count.
+	// Messages that were requested in the first part of the load, of length warm, do not count.
 	maxHeld = 2 * time.Second
 )
 
