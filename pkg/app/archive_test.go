@@ -26,8 +26,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// TestArchive runs a node with an archive: outcomes come into it, the doctor and
-// the metrics tell how far it is, and also that its folder is gone.
+// TestArchive runs a node with an archive. Outcomes come into the archive. The doctor and the
+// metrics say how far it is behind, and the doctor also says that its folder is gone.
 func TestArchive(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -84,7 +84,7 @@ func TestArchive(t *testing.T) {
 	if err := os.Rename(cfg.Archive.Dir, cfg.Archive.Dir+".moved"); err != nil {
 		t.Fatal(err)
 	}
-	for os.WriteFile(cfg.Archive.Dir, nil, 0o600) != nil { // the archive was faster
+	for os.WriteFile(cfg.Archive.Dir, nil, 0o600) != nil { // the archive has made the folder again
 		if err := os.RemoveAll(cfg.Archive.Dir); err != nil {
 			t.Fatal(err)
 		}
@@ -92,9 +92,9 @@ func TestArchive(t *testing.T) {
 	eventually(t, "a doctor that complains", func() bool { f := finding(); return f.Level == "warn" && f.Repair != "" })
 }
 
-// TestArchiveOverServers has two processes over the same servers with an archive: one of them
-// writes it, from the log, and when that one ends the other goes on. What is not archived is
-// not trimmed from the log.
+// TestArchiveOverServers has two processes over the same servers, with an archive. One of them
+// writes the archive from the log. When that process ends, the other continues. A record that is
+// not archived is not trimmed from the log.
 func TestArchiveOverServers(t *testing.T) {
 	t.Parallel()
 	cfg := sharing(t)
@@ -136,7 +136,7 @@ func TestArchiveOverServers(t *testing.T) {
 	}
 	send(other)
 	lines(2)
-	eventually(t, "the log may be trimmed behind both", func() bool { // a file is there before its position
+	eventually(t, "the log may be trimmed behind both", func() bool { // a file is stored before its position is
 		at, err := other.groups.archivedOffsets(t.Context(), time.Now())
 		if err != nil {
 			t.Fatal(err)
@@ -145,9 +145,9 @@ func TestArchiveOverServers(t *testing.T) {
 	})
 }
 
-// TestArchiveToS3OverServers has two processes over the same servers archive into one bucket,
-// each with a folder of its own. The store is away at first, and later the process that writes
-// ends. Every dead letter and every outcome comes into the bucket once.
+// TestArchiveToS3OverServers has two processes over the same servers, which archive into one
+// bucket, each with a folder of its own. The bucket is away at first, and later the process that
+// writes ends. Every dead letter and every outcome comes into the bucket once.
 func TestArchiveToS3OverServers(t *testing.T) {
 	t.Parallel()
 	var away atomic.Bool
@@ -179,7 +179,7 @@ func TestArchiveToS3OverServers(t *testing.T) {
 	send := func(l *life) {
 		t.Helper()
 		for range 5 {
-			got, err := l.client.Send(t.Context(), push("ann", "hello"), fmt.Sprint("key", len(sent))) // so that a slow log is asked again
+			got, err := l.client.Send(t.Context(), push("ann", "hello"), fmt.Sprint("key", len(sent))) // with a key, so that the client may try again
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -219,7 +219,7 @@ func TestArchiveToS3OverServers(t *testing.T) {
 	}
 }
 
-// idsOf returns the notifications in the files of a bucket whose manifests are there, by kind.
+// idsOf returns the notifications in the files of a bucket that have a manifest, by kind.
 func idsOf(t *testing.T, objects map[string]s3test.Object) map[string][]string {
 	t.Helper()
 	out := map[string][]string{}

@@ -17,7 +17,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
-// promised collects what a node answered for.
+// promised collects the ids that a node has acknowledged.
 type promised struct {
 	mu  sync.Mutex
 	ids []string
@@ -35,9 +35,9 @@ func (p *promised) soFar() []string {
 	return append([]string(nil), p.ids...)
 }
 
-// Backups of a node at work, with segments filling, the history being sealed,
-// the log trimmed behind it, and timers becoming records: a node that starts on
-// one knows and delivers everything that was accepted before the backup began.
+// Backups are made of a node at work: segments fill, the history is sealed, the log is trimmed
+// behind it, and timers become records. A node that starts on one of the backups knows and delivers
+// everything that was accepted before that backup began.
 func TestBackupHoldsWhatWasAccepted(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, t.TempDir())
@@ -74,7 +74,7 @@ func TestBackupHoldsWhatWasAccepted(t *testing.T) {
 		}
 		return ids, err
 	})
-	// Timers that go off all the time: each leaves the store as it enters the log.
+	// Timers become due all the time. Each of them leaves the store when it enters the log.
 	send("soon", func(i int) ([]string, error) {
 		n := push("soon", fmt.Sprint("soon ", i))
 		at := time.Now().Add(1200 * time.Millisecond)
@@ -101,7 +101,7 @@ func TestBackupHoldsWhatWasAccepted(t *testing.T) {
 	for i := range backups {
 		more := len(p.soFar()) + 50
 		eventually(t, "load", func() bool { return len(p.soFar()) > more })
-		safe(t, a) // trims as much as may be
+		safe(t, a) // trims the log as far as that is allowed
 		backups[i].ids = p.soFar()
 		if _, err := a.client.Backup(t.Context(), &backups[i].file); err != nil {
 			t.Fatal(err)
@@ -146,8 +146,8 @@ func TestBackupHoldsWhatWasAccepted(t *testing.T) {
 	}
 }
 
-// Everything accepted before the backup is delivered, and committed, between two
-// of its parts, whichever two: the commits must not be ahead of the outcomes.
+// Everything accepted before the backup is delivered and committed between two parts of the backup,
+// whichever two these are. The commits in the backup must not be ahead of the outcomes.
 func TestBackupWhileWorkIsDone(t *testing.T) {
 	t.Parallel()
 	for part := 1; part <= 3; part++ {
@@ -164,7 +164,7 @@ func TestBackupWhileWorkIsDone(t *testing.T) {
 						a.becomes(t, id, notify.Delivered.String())
 					}
 					committed(t, a)
-					// The history seals it, and the log is trimmed, or will be.
+					// The history seals the records, and the log is trimmed.
 					eventually(t, "sealed", func() bool { return sealed(t, a) })
 					safe(t, a)
 				}
@@ -189,7 +189,7 @@ func TestBackupWhileWorkIsDone(t *testing.T) {
 	}
 }
 
-// gated is a provider that answers nothing before its gate opens.
+// gated is a provider that does not answer before its gate opens.
 type gated struct {
 	worker.Provider
 	gate <-chan struct{}
@@ -203,8 +203,8 @@ func (g gated) Send(ctx context.Context, call *notify.Call, report notify.Report
 	g.Provider.Send(ctx, call, report)
 }
 
-// restoredHas backs a node up, stops it, and holds a node on the backup to what
-// the first one answered for.
+// restoredHas makes a backup of a node and stops the node. Then it checks that a node on the backup
+// delivers everything that the first node has acknowledged.
 func restoredHas(t *testing.T, a *life, ids []string) {
 	t.Helper()
 	var file bytes.Buffer
@@ -228,7 +228,7 @@ func restoredHas(t *testing.T, a *life, ids []string) {
 	}
 }
 
-// ends are those of the topics of first attempts.
+// ends returns the end offsets of the topics of first attempts.
 func ends(t *testing.T, l *life) map[log.TopicPartition]int64 {
 	t.Helper()
 	at, err := l.admin.EndOffsets(t.Context(), notify.FirstTopics()...)
@@ -238,7 +238,7 @@ func ends(t *testing.T, l *life) map[log.TopicPartition]int64 {
 	return at
 }
 
-// sealed reports whether the history has sealed all there is.
+// sealed reports whether the history has sealed all records.
 func sealed(t *testing.T, l *life) bool {
 	t.Helper()
 	kept := l.embedded.history.Sealed()
@@ -250,7 +250,7 @@ func sealed(t *testing.T, l *life) bool {
 	return true
 }
 
-// committed waits until nothing is left to commit.
+// committed waits until the groups have committed all records.
 func committed(t *testing.T, l *life) {
 	t.Helper()
 	eventually(t, "commits", func() bool {
@@ -266,7 +266,7 @@ func committed(t *testing.T, l *life) {
 	})
 }
 
-// safe trims what the node would.
+// safe trims the log as the node would.
 func safe(t *testing.T, l *life) {
 	t.Helper()
 	if err := l.embedded.broker.TrimOnce(l.groups.trimOffsets(l.embedded.history.Sealed())); err != nil {

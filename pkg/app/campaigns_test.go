@@ -6,7 +6,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 )
 
-// What a paused campaign accepts waits, across a restart, while others are sent.
+// Notifications of a paused campaign wait, across a restart, while others are sent.
 func TestPausedCampaign(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, t.TempDir())

@@ -14,8 +14,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// mortal are heartbeats of processes some of which were killed a minute ago: what those
-// say is refused, and what they said last is as old.
+// mortal are heartbeats of processes, some of which the test has killed. A killed process cannot
+// send heartbeats, and its last one looks a minute older than it is.
 type mortal struct {
 	engine.Heartbeats
 	mu   sync.Mutex
@@ -60,8 +60,8 @@ func (m *mortal) Leave(ctx context.Context, group, owner string) error {
 	return m.Heartbeats.Leave(ctx, group, owner)
 }
 
-// TestOneView: whichever process is asked, the answer is about all of them: rates, circuits
-// and the doctor's findings name the process, and one that was killed is named as missing.
+// TestOneView: whichever process is asked, the answer is about all processes. Rates, circuits and
+// the doctor's findings name their process, and a process that was killed is named as missing.
 func TestOneView(t *testing.T) {
 	t.Parallel()
 	cfg := sharing(t)
@@ -174,8 +174,8 @@ func reached(rs []api.Rate) (n float64) {
 	return n
 }
 
-// TestOneProcessIsNotNamed: a process with engines of its own answers without names of
-// processes, as there is one.
+// TestOneProcessIsNotNamed: a process with engines of its own answers without names of processes,
+// because there is only one.
 func TestOneProcessIsNotNamed(t *testing.T) {
 	t.Parallel()
 	l := run(t, testConfig(t, t.TempDir()), seams{})
@@ -204,8 +204,8 @@ func (t *fixedBeats) Alive(context.Context, string, int64) ([]engine.Heartbeat, 
 	return t.members, 1, t.err
 }
 
-// TestProvidersThatAreNotTold: a load grant takes a process that tells nothing of its
-// providers, and processes that cannot be read, for callers of real ones.
+// TestProvidersThatAreNotTold: for a load grant, a process that does not tell which providers it
+// calls counts as one that calls real providers. So do processes that cannot be read.
 func TestProvidersThatAreNotTold(t *testing.T) {
 	t.Parallel()
 	worker := func(value string) *fixedBeats {

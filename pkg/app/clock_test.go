@@ -15,15 +15,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// setClock makes a clock say that it is that far ahead.
+// setClock makes a clock believe that it is ahead by off.
 func setClock(t *testing.T, c *cluster.Clock, off time.Duration) {
 	t.Helper()
 	c.Servers = []cluster.AskClock{func(context.Context) (time.Duration, time.Duration, error) { return -off, 0, nil }}
 	c.Ask(t.Context())
 }
 
-// A process whose clock is off refuses with 503 clock whatever depends on it, calls back
-// nobody, and takes what is due now. When the clock is right again it does all of it.
+// A process whose clock is off refuses with 503 clock whatever depends on the clock. It makes no
+// callbacks, and accepts what is due now. When the clock is right again, it does all of this again.
 func TestClockRefuses(t *testing.T) {
 	t.Parallel()
 	called := make(chan struct{}, 10)
@@ -111,7 +111,7 @@ func TestClockRefuses(t *testing.T) {
 	}
 }
 
-// clockMetric is what notifyd_clock_offset_seconds says.
+// clockMetric returns the value of notifyd_clock_offset_seconds.
 func clockMetric(t *testing.T, l *life) time.Duration {
 	t.Helper()
 	registry := prometheus.NewRegistry()

@@ -90,7 +90,7 @@ func TestExampleIsTheDefault(t *testing.T) {
 	}
 }
 
-// TestProblems: each is told with its key, and all of them at once.
+// TestProblems: Load reports all problems at once, each with its key.
 func TestProblems(t *testing.T) {
 	t.Parallel()
 	f := func(text string, want ...string) {
@@ -159,8 +159,8 @@ func TestPrintSaysWhereAValueComesFrom(t *testing.T) {
 	}
 }
 
-// TestProblemsSayWhere: a refused value is told with its key, itself, the rule and
-// what set it.
+// TestProblemsSayWhere: the error about a refused value names its key, the value, the rule, and the
+// file or flag that has set it.
 func TestProblemsSayWhere(t *testing.T) {
 	t.Parallel()
 	one, two := file(t, "one.yaml", "api: {burst: many, rate: -1}\nlog: {linger: soon}"), file(t, "two.yaml", "workers: {push: {window: 0}}\nlog: {cap_mib: 1}")

@@ -18,7 +18,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
-// quick is an audit whose second look follows soon: commits are made every second.
+// quick makes an audit check a second time soon. That is enough, because commits are made every
+// second.
 var quick = seams{settle: 1200 * time.Millisecond}
 
 func (l *life) audited(t *testing.T) api.Conservation {
@@ -33,7 +34,7 @@ func (l *life) audited(t *testing.T) api.Conservation {
 	return rep
 }
 
-// agrees wants an audit without drift.
+// agrees fails the test if the audit has drift or other counts than these.
 func (l *life) agrees(t *testing.T, accepted, terminal, pending int64) api.Conservation {
 	t.Helper()
 	rep := l.audited(t)
@@ -44,7 +45,7 @@ func (l *life) agrees(t *testing.T, accepted, terminal, pending int64) api.Conse
 	return rep
 }
 
-// drifts wants drift of one class and id.
+// drifts fails the test if the audit does not have this drift, of one class and id.
 func (l *life) drifts(t *testing.T, class string, n int64, id string) {
 	t.Helper()
 	rep := l.audited(t)
@@ -69,7 +70,7 @@ func fanout(n int) api.Fanout {
 	return f
 }
 
-// TestAuditAgrees: all kinds of what is accepted, in every place where it can be.
+// TestAuditAgrees has all kinds of accepted notifications, in every place where they can be.
 func TestAuditAgrees(t *testing.T) {
 	t.Parallel()
 	l := run(t, testConfig(t, t.TempDir()), quick)
@@ -96,8 +97,8 @@ func TestAuditAgrees(t *testing.T) {
 	}
 }
 
-// TestAuditFindsDrift takes away, one after the other, what an outcome or what
-// leads to one is stored in.
+// TestAuditFindsDrift removes, one after the other, the data in which an outcome is stored, and the
+// data that leads to an outcome.
 func TestAuditFindsDrift(t *testing.T) {
 	t.Parallel()
 	l := run(t, testConfig(t, t.TempDir()), quick)
@@ -189,11 +190,11 @@ func TestAuditFindsDrift(t *testing.T) {
 	l.drifts(t, api.DriftRowAlone, 1, notify.ID{Base: alone}.String())
 }
 
-// TestAuditFindsALostRecord: an API process makes it durable, and the log loses
-// it before a worker reads it.
+// TestAuditFindsALostRecord: an API process makes a record durable, and the log loses the record
+// before a worker reads it.
 func TestAuditFindsALostRecord(t *testing.T) {
 	t.Parallel()
-	// No worker gets on: the lane's only route is shut.
+	// No worker makes progress, because the lane's only route is shut.
 	release := make(chan struct{})
 	held := quick
 	held.provider = func(p worker.Provider) worker.Provider { return stuck{p, release} }
@@ -238,7 +239,7 @@ func (s stuck) Send(ctx context.Context, call *notify.Call, report notify.Report
 	s.Provider.Send(ctx, call, report)
 }
 
-// TestAuditOfTriggersAndSchedules: their timers are dropped.
+// TestAuditOfTriggersAndSchedules: an audit finds triggers and schedules whose timers were dropped.
 func TestAuditOfTriggersAndSchedules(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, t.TempDir())
@@ -289,8 +290,8 @@ func TestAuditOfTriggersAndSchedules(t *testing.T) {
 	}
 }
 
-// TestReadOfTheLogEnds: what an audit reads of the log ends where it asked for,
-// although what was appended since comes with it in one piece.
+// TestReadOfTheLogEnds: an audit reads the log only up to the offsets that it asked for, although
+// the log returns later records in the same piece.
 func TestReadOfTheLogEnds(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, t.TempDir())
@@ -329,8 +330,8 @@ func TestReadOfTheLogEnds(t *testing.T) {
 	}
 }
 
-// TestAuditUnderLoad audits again and again while fan-outs, singles, retries and
-// what is scheduled are on their way: no drift, and in the end all is terminal.
+// TestAuditUnderLoad audits again and again while fan-outs, singles, retries and scheduled
+// notifications are on their way. There is no drift, and in the end all of them are terminal.
 func TestAuditUnderLoad(t *testing.T) {
 	t.Parallel()
 	s := quick
@@ -371,7 +372,7 @@ func TestAuditUnderLoad(t *testing.T) {
 	}
 }
 
-// flaky makes every other call a retry or a wait.
+// flaky is a provider that answers every other call so that a retry or a wait follows.
 type flaky struct {
 	worker.Provider
 	n atomic.Int64

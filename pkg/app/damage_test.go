@@ -32,10 +32,10 @@ func (l *life) find(t *testing.T, check string) (fs []engine.Finding) {
 	return fs
 }
 
-// TestDamagedLog: a bit in the middle of the log, found at the next start. What
-// was accepted and is lost is told with its offsets, as lost or as consumed
-// before, and is not taken for done; the rest of the log is delivered, lag and
-// look-ups reach its end, and new offsets begin where the old ones ended.
+// TestDamagedLog: a bit in the middle of the log is damaged, and the next start finds that. The
+// accepted records that are lost are reported with their offsets, either as lost or as consumed
+// before, and they do not count as done. The rest of the log is delivered, lag and look-ups reach
+// its end, and new offsets begin where the old ones ended.
 func TestDamagedLog(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, t.TempDir())
@@ -95,7 +95,7 @@ func TestDamagedLog(t *testing.T) {
 	if m := scrape(t, b.Node); !strings.Contains(m, "\nnotifyd_log_lost_records{consumed=\"no\"} 2\n") {
 		t.Errorf("metrics:\n%s", m)
 	}
-	// Nothing stands before the gap at the log's end, though no record follows.
+	// Nothing waits at the gap at the end of the log, although no record follows it.
 	eventually(t, "nothing is left to do", b.Idle)
 	ends, err := b.firstTopicEnds(t.Context())
 	if err != nil {
@@ -115,7 +115,8 @@ func TestDamagedLog(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// Damage among what was done is told apart, and the first is not forgotten.
+	// Damage to records that were done is reported differently, and the first damage is not
+	// forgotten.
 	damage(t, cfg, "this is body 2;")
 	c := run(t, cfg, seams{})
 	c.becomes(t, sent.NotificationID, "DELIVERED")
@@ -125,8 +126,8 @@ func TestDamagedLog(t *testing.T) {
 	}
 }
 
-// TestFanoutWithALostPart: the parts that are there are counted, and what is
-// missing can be seen.
+// TestFanoutWithALostPart: the parts of a fan-out that still exist are counted, and the summary
+// shows how much is missing.
 func TestFanoutWithALostPart(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, t.TempDir())
@@ -157,7 +158,7 @@ func TestFanoutWithALostPart(t *testing.T) {
 	}
 }
 
-// damage flips a bit of the first place in the log where text stands.
+// damage flips a bit at the first place in the log that has the text.
 func damage(t *testing.T, cfg Config, text string) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(cfg.DataDir, "log", "partitions", "*", "*.dat"))

@@ -7,8 +7,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/tool/capacity"
 )
 
-// TestDefaultsCarryThePlan: what ships carries what pkg/tool/capacity says that a machine of its
-// kind carries, and a default cluster has as many partitions as the plan has workers.
+// TestDefaultsCarryThePlan: the default configuration carries as much as pkg/tool/capacity says for
+// a machine of its kind. A default cluster has as many partitions as the plan has workers.
 func TestDefaultsCarryThePlan(t *testing.T) {
 	t.Parallel()
 	in := capacity.Default()
@@ -42,13 +42,13 @@ func TestDefaultsCarryThePlan(t *testing.T) {
 	}
 }
 
-// TestDefaultsByEngine: Load also gives the defaults of servers, it keeps what a file
-// sets, and it does not change the defaults of the embedded engines.
+// TestDefaultsByEngine: Load also sets the defaults of servers. It keeps what a file sets, and does
+// not change the defaults of the embedded engines.
 func TestDefaultsByEngine(t *testing.T) {
 	t.Parallel()
 	load := func(flags map[string]any) Config {
 		t.Helper()
-		l, _ := Load(nil, nil, flags) // servers are not named: that is an error of its own
+		l, _ := Load(nil, nil, flags) // the error says that no servers are named; this test ignores it
 		return l.Config
 	}
 	far := load(map[string]any{"engines": EnginesDistributed, "log.partitions.sms": 3})

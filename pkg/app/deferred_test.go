@@ -13,8 +13,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
-// unwell answers every call with a Retry-After of 12 s while down: longer than a
-// worker holds a retry in memory, so every receiver is deferred in the timer store.
+// unwell is a provider. While down is true, it answers every call with a Retry-After of 12 s. That
+// is longer than a worker holds a retry in memory, so every receiver is deferred in the timer
+// store.
 type unwell struct {
 	worker.Provider
 	down *atomic.Bool
@@ -30,8 +31,8 @@ func (u unwell) Send(ctx context.Context, call *notify.Call, report notify.Repor
 	}
 }
 
-// deferred returns what GET /v1/ops/lag says is deferred of a topic, and what the
-// metrics say of all lanes, by lane and reason.
+// deferredOf returns what GET /v1/ops/lag says about the deferred receivers of a topic, and what
+// the metrics say about all lanes, by lane and reason.
 func (l *life) deferredOf(t *testing.T, topic string) (of []api.Deferred, metrics map[string]float64) {
 	t.Helper()
 	lags, err := l.client.Lag(t.Context())

@@ -38,7 +38,7 @@ func TestEveryFindingSaysItsRepair(t *testing.T) {
 	}
 }
 
-// TestLagNames: no two findings have one name.
+// TestLagNames: no two findings have the same name.
 func TestLagNames(t *testing.T) {
 	t.Parallel()
 	all := []api.GroupLag{{Group: "push-workers", Topic: "a"}, {Group: "dead-letter-index", Topic: "a"}, {Group: "dead-letter-index", Topic: "b"}}
@@ -49,7 +49,8 @@ func TestLagNames(t *testing.T) {
 	}
 }
 
-// TestAllDone: a group that has not been assigned a topic has not looked at it.
+// TestAllDone: a group counts as done only if it has a topic and nothing of it waits or is in
+// flight.
 func TestAllDone(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -84,7 +85,7 @@ func TestDiskLevel(t *testing.T) {
 	f(4096, 2048, "")
 }
 
-// isAdd reports whether a call adds a finding that says its repair by repairs.
+// isAdd reports whether a call adds a finding with its repair.
 func isAdd(fun ast.Expr) bool {
 	f, ok := fun.(*ast.SelectorExpr)
 	if !ok {

@@ -11,7 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// A second process in a folder opens nothing, and says who has it.
+// A second process with the same data folder opens nothing, and says who has the folder.
 func TestLockedFolder(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, t.TempDir())
@@ -34,7 +34,7 @@ func TestLockedFolder(t *testing.T) {
 	}
 }
 
-// What a killed process left is no obstacle.
+// The lock file that a killed process has left is no obstacle.
 func TestStaleLock(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -69,7 +69,7 @@ func TestStaleLock(t *testing.T) {
 	}
 }
 
-// A data folder that was there before, open to others, is closed to them.
+// A data folder that existed before, and was open to other users, is closed to them.
 func TestDataFolderIsItsOwnersAlone(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "data")

@@ -7,8 +7,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/log"
 )
 
-// TestLanesThatAreNotBulkReadFromLeaders: a rack is told to the brokers by all groups but those
-// of the lanes of codes and alerts.
+// TestLanesThatAreNotBulkReadFromLeaders: all groups tell the brokers their rack, except the groups
+// of the lanes that are not bulk.
 func TestLanesThatAreNotBulkReadFromLeaders(t *testing.T) {
 	t.Parallel()
 	var leaders []string

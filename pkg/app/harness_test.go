@@ -20,7 +20,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/server"
 )
 
-// childEnv tells a test that it is the process another one started.
+// childEnv tells a test that it runs in the process that another test has started.
 const childEnv = "NOTIFYD_TEST_CHILD"
 
 func TestMain(m *testing.M) {
@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// testConfig is of a node in dir whose providers accept everything.
+// testConfig returns the configuration of a node in dir whose providers accept everything.
 func testConfig(t *testing.T, dir string) Config {
 	t.Helper()
 	cfg := Default()
@@ -52,7 +52,7 @@ func testConfig(t *testing.T, dir string) Config {
 	return cfg
 }
 
-// life is a node that runs.
+// life is a running node.
 type life struct {
 	*Node
 	client *api.Client
@@ -62,7 +62,7 @@ type life struct {
 	idle   func()
 }
 
-// output is a log that may be read while it is written.
+// output is a log that can be read while it is written.
 type output struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -129,15 +129,15 @@ func runAs(t *testing.T, role string, cfg Config, s seams, prepare ...func(*Node
 	return l
 }
 
-// started waits until a node is ready, however long that takes on a machine with
-// other work: the client's own tries are few, for tests of refusals.
+// started waits until a node is ready, however long that takes on a machine with other work. It
+// does not use the client's own number of retries, which is small for the tests of refusals.
 func started(ctx context.Context, cl *api.Client) error {
 	patient := *cl
 	patient.Retries = 5000
 	return patient.Ready(ctx)
 }
 
-// stop ends the node and returns what Run did, once.
+// stop ends the node and returns the result of Run. It does so only once.
 func (l *life) stop() error {
 	if l.cancel == nil {
 		return nil
@@ -164,7 +164,7 @@ func (l *life) ended(t *testing.T) error {
 	}
 }
 
-// eventually asks until ok, for a minute.
+// eventually calls the function ok again and again until it returns true, for a minute at most.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)
@@ -181,7 +181,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// becomes waits for a notification's state.
+// becomes waits until a notification has the given state.
 func (l *life) becomes(t *testing.T, id, want string) {
 	t.Helper()
 	eventually(t, id+" becomes "+want, func() bool {

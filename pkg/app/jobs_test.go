@@ -11,8 +11,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/api"
 )
 
-// TestReplayATrigger: a callback that refused for good is a dead letter like
-// others, and its replay calls it again, under the same id.
+// TestReplayATrigger: a trigger whose receiver refused for good is a dead letter like others. Its
+// replay calls the receiver again, under the same id.
 func TestReplayATrigger(t *testing.T) {
 	t.Parallel()
 	var good atomic.Bool
@@ -71,7 +71,7 @@ func TestReplayATrigger(t *testing.T) {
 	if n := calls.Load(); n != 2 {
 		t.Errorf("%d calls", n)
 	}
-	// Once more there is nothing to do.
+	// A second plan finds nothing to do.
 	again, err := l.client.Plan(t.Context(), plan.Spec)
 	if err != nil || again.Entries != 0 {
 		t.Errorf("%+v, %v", again, err)

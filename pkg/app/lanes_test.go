@@ -8,8 +8,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// TestPausedLane: what is sent into a paused lane waits in the log, across a
-// restart, while others go on; it is delivered when the lane is resumed.
+// TestPausedLane: messages for a paused lane wait in the log, across a restart, while other lanes
+// continue. They are delivered when the lane is resumed.
 func TestPausedLane(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, t.TempDir())

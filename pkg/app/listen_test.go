@@ -23,7 +23,7 @@ func occupied(t *testing.T) net.Listener {
 	return l
 }
 
-// A port whose holder is on its way out is waited for.
+// If the process that has a port is about to end, the node waits for the port.
 func TestListenWaitsForAPort(t *testing.T) {
 	t.Parallel()
 	before := occupied(t)
@@ -46,7 +46,7 @@ func TestListenWaitsForAPort(t *testing.T) {
 	}
 }
 
-// One that stays taken is named, with what it is for and its holder.
+// If a port stays in use, the error names the port, its purpose and the process that has it.
 func TestListenNamesTheHolder(t *testing.T) {
 	t.Parallel()
 	addr := occupied(t).Addr().String()

@@ -35,7 +35,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
-// entry is what the catalogue or the registry says of a metric.
+// entry is what the catalogue or the registry says about a metric.
 type entry struct{ kind, labels string }
 
 // TestMetricsCatalogue compares the tables of docs/metrics-*.md with the registry of a
@@ -92,9 +92,8 @@ func TestMetricsCatalogue(t *testing.T) {
 	}
 }
 
-// checkDashboards holds the shipped dashboards and rules against what the node
-// serves: every metric, label and bucket is there, and every label value that is
-// one of a closed set can be.
+// checkDashboards compares the shipped dashboards and rules with what the node serves. Every
+// metric, label and bucket must exist, and every label value from a closed set must be possible.
 func checkDashboards(t *testing.T, served string) {
 	metrics, err := promcheck.ParseExposition(strings.NewReader(served))
 	if err != nil {
@@ -179,7 +178,7 @@ func described(r *prometheus.Registry) map[string]string {
 	return out
 }
 
-// countedDeferral is a count of one receiver that waits for the end of quiet hours.
+// countedDeferral returns a count with one receiver that waits for the end of quiet hours.
 func countedDeferral(t *testing.T) *worker.DeferredCounter {
 	t.Helper()
 	var w notify.ReceiverWriter
@@ -202,8 +201,8 @@ func countedDeferral(t *testing.T) *worker.DeferredCounter {
 	return c
 }
 
-// feed gives each hook an event, as the stages would: what the node did not
-// happen to do must still have a metric behind it.
+// feed gives each hook an event, as the stages would. So there is a metric also for what the node
+// did not happen to do.
 func feed(m *metrics.Metrics) {
 	metrics.Add(m.ArchiveLines, 1, "outcomes")
 	metrics.Add(m.OutcomesRefused, 1, "too_many_pending")

@@ -13,9 +13,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// TestMigrateRaisesTimerShards: migrate says what it would raise and raises it, and
-// processes start with the number before, with the number after, and with one that was not
-// raised to yet.
+// TestMigrateRaisesTimerShards: migrate says what it would raise, and raises it. Processes start
+// that are configured with the number before the raise, with the number after it, and with a number
+// that was not raised to yet.
 func TestMigrateRaisesTimerShards(t *testing.T) {
 	t.Parallel()
 	ctx, meta := t.Context(), memory.New().Meta()
@@ -64,7 +64,7 @@ func TestMigrateRaisesTimerShards(t *testing.T) {
 	}
 }
 
-// The topic prefix of an installation stays what it was at the first migrate up.
+// The topic prefix of an installation stays as it was at the first migrate up.
 func TestTopicPrefixStays(t *testing.T) {
 	t.Parallel()
 	ctx, meta := t.Context(), memory.New().Meta()

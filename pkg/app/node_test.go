@@ -27,8 +27,8 @@ import (
 
 var discard = slog.New(slog.DiscardHandler)
 
-// TestRestart: what one life answered for, the next one knows: the state, the
-// user's history, and the key of the request.
+// TestRestart: what one life has acknowledged, the next life knows: the state, the user's history,
+// and the key of the request.
 func TestRestart(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, t.TempDir())
@@ -64,7 +64,7 @@ func TestRestart(t *testing.T) {
 	if err != nil || len(page.Items) != 1 || page.Items[0].NotificationID != sent.NotificationID || page.Items[0].Status != "DELIVERED" {
 		t.Errorf("history %+v, %v", page.Items, err)
 	}
-	// A second one goes through: the groups found their place.
+	// A second notification is delivered, so the groups have found their positions.
 	next, err := b.client.Send(t.Context(), push("ann", "second"), "")
 	if err != nil {
 		t.Fatal(err)
@@ -77,8 +77,8 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestStopLosesNothing stops nodes amid fan-outs: every receiver that was
-// answered for is delivered in the end, and nothing of a node stays behind.
+// TestStopLosesNothing stops nodes in the middle of fan-outs. Every acknowledged receiver is
+// delivered in the end, and no goroutine of a node stays.
 func TestStopLosesNothing(t *testing.T) {
 	at := goleak.IgnoreCurrent()
 	cfg := testConfig(t, t.TempDir())
@@ -156,8 +156,8 @@ func TestStoreIDs(t *testing.T) {
 	refused(one, "another log")
 }
 
-// TestSecondProcess: one folder has one process; the second is told why, and
-// holds up neither the first nor its address.
+// TestSecondProcess: one folder has one process. The second process is told why it cannot start,
+// and blocks neither the first process nor the address of that process.
 func TestSecondProcess(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, t.TempDir())
@@ -185,8 +185,8 @@ func TestSecondProcess(t *testing.T) {
 	}
 }
 
-// TestNewGivesEverythingBack: a node that could not be built, or was not run,
-// leaves nothing running, listening or locked.
+// TestNewGivesEverythingBack: a node that could not be built, or that was never run, leaves nothing
+// running, listening or locked.
 func TestNewGivesEverythingBack(t *testing.T) {
 	at := goleak.IgnoreCurrent()
 	cfg := testConfig(t, t.TempDir())
@@ -231,7 +231,8 @@ func TestNewGivesEverythingBack(t *testing.T) {
 	}
 }
 
-// TestRoleAPI takes requests and delivers nothing; the next life does.
+// TestRoleAPI: a process with only the API role accepts requests and delivers nothing. The next
+// life delivers them.
 func TestRoleAPI(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, t.TempDir())
@@ -246,10 +247,9 @@ func TestRoleAPI(t *testing.T) {
 	run(t, cfg, seams{}).becomes(t, sent.NotificationID, "DELIVERED")
 }
 
-// TestFailedStoreEndsTheProcess: after a failed write nobody knows what is
-// durable; the process ends with the disk's error, in bounded time, and the
-// next life on the folder is whole. It runs in a process of its own: what a failed
-// store holds, it holds until its process ends.
+// TestFailedStoreEndsTheProcess: after a failed write nobody knows what is durable. So the process
+// ends with the disk's error, in bounded time, and the next life on the folder is whole. The test
+// runs in a process of its own, because a failed store gives nothing back before its process ends.
 func TestFailedStoreEndsTheProcess(t *testing.T) {
 	t.Parallel()
 	if os.Getenv(childEnv) == "" {
@@ -278,7 +278,7 @@ func TestFailedStoreEndsTheProcess(t *testing.T) {
 	l.becomes(t, first.NotificationID, "DELIVERED")
 	broken.Store(true)
 	l.client.Retries = 0
-	_, _ = l.client.Send(t.Context(), push("ann", "meanwhile"), "") // its outcome, if not itself, hits the disk
+	_, _ = l.client.Send(t.Context(), push("ann", "meanwhile"), "") // the failed write is that of the request or of its outcome
 	err = l.ended(t)
 	if err == nil || !errors.Is(err, syscall.EIO) || notify.KindOf(err) != notify.KindUnavailable {
 		t.Errorf("Run returned %v, want the disk's error", err)
@@ -286,7 +286,7 @@ func TestFailedStoreEndsTheProcess(t *testing.T) {
 	if !strings.Contains(l.log.String(), "a part of the process failed") {
 		t.Error("the log does not say which part failed")
 	}
-	// A failed store keeps its folder until the process ends: a copy, then.
+	// A failed store keeps its folder until the process ends. So the next life uses a copy.
 	next := cfg
 	next.DataDir = filepath.Join(t.TempDir(), "data")
 	if err := os.CopyFS(next.DataDir, os.DirFS(cfg.DataDir)); err != nil {
@@ -295,8 +295,8 @@ func TestFailedStoreEndsTheProcess(t *testing.T) {
 	run(t, next, seams{}).becomes(t, first.NotificationID, "DELIVERED")
 }
 
-// TestTrimStaysBehindSealedHistory: the log is trimmed, and never before what
-// history has sealed; what was trimmed is read from history.
+// TestTrimStaysBehindSealedHistory: the log is trimmed, but only records that the history has
+// sealed. Trimmed records are read from the history.
 func TestTrimStaysBehindSealedHistory(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, t.TempDir())
@@ -324,8 +324,8 @@ func TestTrimStaysBehindSealedHistory(t *testing.T) {
 	}
 	run(t, cfg, seams{}).becomes(t, first, "DELIVERED")
 
-	// The same work with history that seals late: everything has its outcome,
-	// and nothing may go.
+	// The same work, with a history that seals late: every record has its outcome, but none may be
+	// trimmed.
 	late := run(t, testConfig(t, t.TempDir()), seams{segment: 64 << 10})
 	fill(t, late)
 	eventually(t, "the groups have committed", func() bool {
@@ -393,8 +393,8 @@ func TestIdle(t *testing.T) {
 	eventually(t, "it is idle again", l.Idle)
 }
 
-// TestTimerShardsAreKept: a store's timers are spread over the number of shards
-// it was first started with, and another number is refused.
+// TestTimerShardsAreKept: the timers of a store are spread over the number of shards with which the
+// store was first started. Another number is refused.
 func TestTimerShardsAreKept(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, t.TempDir())

@@ -14,7 +14,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
-// told is a receiver of outcome callbacks: the statuses told of an id, in order.
+// told is a receiver of outcome callbacks. It records the statuses that it was told for each id, in
+// order.
 type told struct {
 	*httptest.Server
 	mu sync.Mutex
@@ -51,8 +52,8 @@ func (x *told) says(id string) string {
 	return strings.Join(x.of[id], " ")
 }
 
-// TestEveryEndIsTold takes the whole way: a caller asks, sends, and its URL is
-// called with what became of each, a receipt's news last.
+// TestEveryEndIsTold goes the whole way: a caller asks for outcomes and sends, and its URL is told
+// how each notification ended. What a receipt reports comes last.
 func TestEveryEndIsTold(t *testing.T) {
 	t.Parallel()
 	back := newTold(t)
@@ -91,12 +92,12 @@ func TestEveryEndIsTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	confirmed := send(email("ann", simulator.Mailbox(1)))
-	// Also before SENT, where the receipt is faster than the outcome of its call.
+	// DELIVERED may come before SENT, if the receipt is faster than the outcome of its call.
 	eventually(t, "the receipt is told", func() bool { return strings.Contains(back.says(confirmed), "DELIVERED") })
 	if got := back.says(before); got != "" {
 		t.Errorf("told of what ended before it was asked: %s", got)
 	}
-	// Failures alone, again.
+	// Now the caller asks only for failures again.
 	if c, err = l.client.Caller(t.Context(), "test"); err != nil || c.OutcomesOf != "all" {
 		t.Fatal(c, err)
 	}

@@ -21,8 +21,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/server"
 )
 
-// readThenMeta is the Meta of one process. Another process acts once between a read
-// of this one and the write that follows it.
+// readThenMeta is the Meta of one process. Once, another process acts between a read of this
+// process and the write that follows it.
 type readThenMeta struct {
 	engine.Meta
 	other func()
@@ -37,9 +37,9 @@ func (m *readThenMeta) GetMeta(ctx context.Context, name string) ([]byte, error)
 	return v, err
 }
 
-// TestPageOfTwoProcesses: two processes over one store make the key of the page at
-// the same moment. A session that began at one holds at the other and after a
-// restart, and not where the token's key was changed.
+// TestPageOfTwoProcesses: two processes over one store make the key of the page at the same moment.
+// A session that began at one process is valid at the other and after a restart. It is not valid
+// after the key of the tokens was changed.
 func TestPageOfTwoProcesses(t *testing.T) {
 	t.Parallel()
 	ctx, shared := t.Context(), memory.New().Meta()

@@ -13,9 +13,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// TestMigrateRaisesPartitions: migrate says what it would raise, and raises it: first it
-// stores how many partitions there were, then it makes the new ones, then it says when they
-// count. Processes start before and after, and spread users as the row says.
+// TestMigrateRaisesPartitions: migrate says what it would raise, and raises it. First it stores how
+// many partitions there were, then it makes the new ones, and then it stores the time from which
+// they count. Processes start before and after that, and spread users as the row says.
 func TestMigrateRaisesPartitions(t *testing.T) {
 	t.Parallel()
 	ctx, cfg := t.Context(), DefaultFor(EnginesDistributed)

@@ -14,7 +14,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// A pipeline takes requests, and its stub tells of each receiver once.
+// A pipeline accepts requests, and its stub reports each receiver once.
 func TestPipeline(t *testing.T) {
 	t.Parallel()
 	var taken, fans atomic.Int64
@@ -76,7 +76,7 @@ func runPipeline(t *testing.T, p *Pipeline) (stop func()) {
 	return stop
 }
 
-// What the configuration does not know is refused, and nothing stays open.
+// A setting that does not exist is refused, and nothing stays open.
 func TestPipelineRefuses(t *testing.T) {
 	t.Parallel()
 	_, err := NewPipeline(t.Context(), PipelineConfig{Dir: t.TempDir(), Set: map[string]any{"log.lingr": "1ms"}})

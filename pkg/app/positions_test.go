@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// TestLostPositions: the file of the log that says how far groups have read was
-// removed. The next start says so and names them, sends nothing again, and the
-// one after it finds all in order.
+// TestLostPositions: the file of the log that says how far groups have read was removed. The next
+// start says so, names the groups, and sends nothing again. The start after that finds everything
+// in order.
 func TestLostPositions(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, t.TempDir())
@@ -64,7 +64,7 @@ func TestLostPositions(t *testing.T) {
 	}
 }
 
-// stood is what a group has committed of partition 0 of a topic; -1: nothing.
+// stood returns the offset that a group has committed for partition 0 of a topic; -1: none.
 func (l *life) stood(group, topic string) int64 {
 	for i, g := range l.groups.list {
 		for _, p := range g.Stats().Partitions {

@@ -11,8 +11,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/provider"
 )
 
-// A provider whose circuit is held is tested all the same, and its circuit stays held.
-// What cannot be tested here is refused with a reason.
+// A provider can be tested although its circuit is held, and the circuit stays held. A test that is
+// not possible here is refused with a reason.
 func TestProviderWhileHeld(t *testing.T) {
 	t.Parallel()
 	twilio := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -13,7 +13,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/request"
 )
 
-// endless is a store whose purge never comes to an end.
+// endless is a store whose purge never ends.
 type endless struct {
 	engine.Triggers
 	calls int
@@ -35,8 +35,8 @@ func (c *countedKeys) Purge(context.Context, int64) (int, error) {
 	return 0, nil
 }
 
-// A purge of triggers that cannot keep up must not keep idempotency keys from
-// being purged: Redis would fill.
+// If the purge of triggers cannot keep up, idempotency keys must be purged all the same. Otherwise
+// Redis would fill up.
 func TestPurgesDoNotWaitForEachOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		behind, keys := &endless{}, &countedKeys{}
@@ -56,7 +56,7 @@ func TestPurgesDoNotWaitForEachOther(t *testing.T) {
 		if keys.purged != 6 {
 			t.Errorf("keys were purged %d times in an hour", keys.purged)
 		}
-		// It goes on with the next tick, with a new limit.
+		// The purge continues at the next tick, with a new limit.
 		if behind.calls < 2500 {
 			t.Errorf("triggers were purged %d times in an hour", behind.calls)
 		}

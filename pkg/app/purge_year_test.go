@@ -13,9 +13,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// TestYear writes what a year of notifications leaves in the embedded store, with the
-// purges that a process runs, and checks that neither the store nor what a start
-// reads of it grows once retention is over.
+// TestYear writes into the embedded store what a year of notifications leaves there, and runs the
+// purges of a process. It checks that, once the retention is over, neither the store grows nor the
+// amount that a start reads from it.
 func TestYear(t *testing.T) {
 	t.Parallel()
 	const day, singles = 24 * time.Hour, 100
@@ -74,7 +74,7 @@ func TestYear(t *testing.T) {
 	}
 	measure := func(now time.Time, d int) (s size) {
 		t.Helper()
-		young := 0 // what must be there: of the last 30 days
+		young := 0 // rows of the last 30 days, which must be there
 		err := store.Status().Scan(ctx, 0, 1<<47, func(r *notify.Row) error {
 			s.rows++
 			if !r.Done {

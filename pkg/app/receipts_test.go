@@ -17,14 +17,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
-// simulated runs a node beside simulated providers that send receipts to it.
+// simulated runs a node together with simulated providers that send receipts to it.
 func simulated(t *testing.T, receipts simulator.Receipts) (*life, *simulator.Simulator) {
 	t.Helper()
 	return simulatedWith(t, receipts, func(*Config) {}, func(*Node) {})
 }
 
-// simulatedWith is simulated with another configuration, and what is done before
-// the node runs.
+// simulatedWith does the same as simulated, but changes the configuration, and calls the function
+// before with the node before the node runs.
 func simulatedWith(t *testing.T, receipts simulator.Receipts, change func(*Config), before func(*Node)) (*life, *simulator.Simulator) {
 	t.Helper()
 	dir := t.TempDir()
@@ -86,8 +86,8 @@ func email(user, address string) api.Notification {
 	}
 }
 
-// TestReceiptsMoveSentToDelivered takes the whole way: call, SENT, the
-// provider's signed webhook on the real route, DELIVERED.
+// TestReceiptsMoveSentToDelivered goes the whole way: the call, SENT, the provider's signed webhook
+// on the real route, DELIVERED.
 func TestReceiptsMoveSentToDelivered(t *testing.T) {
 	t.Parallel()
 	l, sim := simulated(t, simulator.Receipts{Off: true})
@@ -137,7 +137,7 @@ func TestReceiptsOfFailures(t *testing.T) {
 	}
 	l.becomes(t, one.NotificationID, "FAILED")
 	l.becomes(t, two.NotificationID, "FAILED")
-	// Both are in the caller's feed, once, though receipts may come twice.
+	// Both notifications are in the caller's feed, once each, although a receipt may come twice.
 	eventually(t, "the feed tells of both", func() bool {
 		page, err := l.client.Failed(t.Context(), 0, 0, 10)
 		if err != nil || len(page.Items) != 2 {
@@ -146,7 +146,7 @@ func TestReceiptsOfFailures(t *testing.T) {
 		ids := []string{page.Items[0].NotificationID, page.Items[1].NotificationID}
 		return slices.Contains(ids, one.NotificationID) && slices.Contains(ids, two.NotificationID)
 	})
-	// A mailbox that bounced is dead; it is not written to again.
+	// A mailbox that bounced is suppressed, and no more mails are sent to it.
 	eventually(t, "the mailbox is suppressed", func() bool {
 		u, err := l.client.User(t.Context(), "ann")
 		return err == nil && len(u.Suppressed) == 1
@@ -158,8 +158,8 @@ func TestReceiptsOfFailures(t *testing.T) {
 	l.becomes(t, three.NotificationID, "SUPPRESSED")
 }
 
-// TestUnsubscribeMutesNewsletters: who unsubscribes in a marketing mail, or answers
-// STOP, gets no more of these, and still the code to sign in.
+// TestUnsubscribeMutesNewsletters: a user who unsubscribes in a marketing mail, or answers STOP,
+// gets no more marketing messages. The user still gets the code to sign in.
 func TestUnsubscribeMutesNewsletters(t *testing.T) {
 	t.Parallel()
 	l, sim := simulated(t, simulator.Receipts{})
@@ -209,8 +209,8 @@ func TestUnsubscribeMutesNewsletters(t *testing.T) {
 	l.becomes(t, send(sms("sms", simulator.Phone(9))), "DELIVERED")
 }
 
-// TestGatewayErrors: a gateway answers 502 although the provider took the message.
-// A code is sent again, and the row counts it; marketing is not sent twice.
+// TestGatewayErrors: a gateway answers 502 although the provider has accepted the message. A code
+// is sent again, and the row counts that. Marketing is not sent twice.
 func TestGatewayErrors(t *testing.T) {
 	t.Parallel()
 	l, sim := simulated(t, simulator.Receipts{Off: true})
@@ -255,7 +255,7 @@ func TestGatewayErrors(t *testing.T) {
 	}
 }
 
-// TestForgedReceipts: without the provider's signature nothing is believed.
+// TestForgedReceipts: receipts without the provider's signature have no effect.
 func TestForgedReceipts(t *testing.T) {
 	t.Parallel()
 	l, _ := simulated(t, simulator.Receipts{Off: true})
@@ -356,8 +356,8 @@ func TestDoctorAndLag(t *testing.T) {
 	}
 }
 
-// TestSuppressionLifted: a mailbox that bounced is in the list, is lifted by an
-// operator, is written to again, and comes back when it bounces again.
+// TestSuppressionLifted: a mailbox that bounced is in the suppression list. After an operator has
+// removed it, mails are sent to it again. When it bounces again, it comes back into the list.
 func TestSuppressionLifted(t *testing.T) {
 	t.Parallel()
 	l, sim := simulated(t, simulator.Receipts{Undelivered: 1})

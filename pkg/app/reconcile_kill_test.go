@@ -18,16 +18,16 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Of TestReconcileSurvivesKills: the folder of the process that is killed, and what
-// it prints when it is time.
+// For TestReconcileSurvivesKills: the variable with the folder of the process that is killed, and
+// the text that the process prints when it is to be killed.
 const (
 	killDir = "NOTIFYD_TEST_DIR"
 	killMe  = "kill me: "
 )
 
-// TestReconcileSurvivesKills: the process that repairs is killed while its job has
-// repaired nothing yet, and again behind a page. The next start ends the job; each
-// finding is accounted for once, and nothing is left to repair.
+// TestReconcileSurvivesKills: the process that repairs is killed while its job has repaired nothing
+// yet, and again after a page. The next start ends the job. Each finding is accounted for once, and
+// nothing is left to repair.
 func TestReconcileSurvivesKills(t *testing.T) {
 	t.Parallel()
 	const receivers = 3000 // more than a page
@@ -131,7 +131,7 @@ func TestReconcileSurvivesKills(t *testing.T) {
 	l.agrees(t, receivers, receivers, 0)
 }
 
-// beKilled begins the job, or goes on with it, and says when it is to be killed.
+// beKilled begins the job, or continues it, and says when its process is to be killed.
 func beKilled(t *testing.T, dir string) {
 	t.Helper()
 	l := run(t, testConfig(t, dir), quick)

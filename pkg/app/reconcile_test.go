@@ -22,7 +22,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
-// counted counts calls by receiver and user.
+// callCount counts calls by receiver and user.
 type callCount struct {
 	mu sync.Mutex
 	of map[string]int
@@ -61,7 +61,7 @@ func (l *life) reported(t *testing.T) (api.Plan, api.ReconcileReport) {
 	return plan, rep
 }
 
-// repaired applies a plan under a name, and waits for its job.
+// repaired starts the job of a plan under a name, and waits until the job has ended.
 func (l *life) repaired(t *testing.T, plan api.Plan, name string) api.Job {
 	t.Helper()
 	var row string
@@ -71,7 +71,7 @@ func (l *life) repaired(t *testing.T, plan api.Plan, name string) api.Job {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The answer names the row that says who began it.
+	// The answer names the row of the audit log that says who began the job.
 	seq, err := strconv.ParseUint(row, 10, 64)
 	if err != nil {
 		t.Fatalf("audit id %q", row)
@@ -91,9 +91,8 @@ func (l *life) repaired(t *testing.T, plan api.Plan, name string) api.Job {
 	return job
 }
 
-// TestReconcileNotifications makes each fault, and repairs what the report lists:
-// each receiver is called as often as the policy says, and a second pass finds and
-// changes nothing.
+// TestReconcileNotifications makes each fault, and repairs what the report lists. Each receiver is
+// called as often as the policy says. A second pass finds nothing and changes nothing.
 func TestReconcileNotifications(t *testing.T) {
 	t.Parallel()
 	calls := &callCount{of: map[string]int{}}
@@ -102,7 +101,7 @@ func TestReconcileNotifications(t *testing.T) {
 	l := run(t, testConfig(t, t.TempDir()), s)
 	ctx := t.Context()
 
-	// Six that were delivered; then what is known of five of them is damaged.
+	// Six notifications are delivered. Then the data about five of them is damaged.
 	made := map[string]string{} // ids by user
 	whole := map[string]notify.Row{}
 	send := func(user string, n api.Notification) {
@@ -163,20 +162,20 @@ func TestReconcileNotifications(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Put off, and its timer is gone.
+	// This receiver was deferred, and its timer is gone.
 	wake := time.Now().Add(time.Second).UnixMilli()
 	change("stuck", func(r *notify.Row) {
 		r.Default = notify.Exception{State: notify.Deferred, Wake: wake, Code: "quiet_hours"}
 	})
-	// Claimed, and its record was passed.
+	// This receiver was claimed, and the group's position is already past its record.
 	change("claimed", func(r *notify.Row) {
 		r.Done, r.DoneUpTo, r.StartedUpTo, r.Starts, r.Default = false, 0, 1, 1, notify.Exception{}
 	})
-	// Passed, and its row says nothing.
+	// The group's position is past the record, and the row says nothing.
 	unknown := func(r *notify.Row) { r.Done, r.DoneUpTo, r.StartedUpTo, r.Default = false, 0, 0, notify.Exception{} }
 	change("alone", unknown)
 	change("mailed", unknown)
-	// The same of a fan-out, in the middle of each chunk.
+	// The same for a fan-out, in the middle of each chunk.
 	base, err := notify.ParseID(fan.FirstID)
 	if err != nil {
 		t.Fatal(err)
@@ -204,10 +203,10 @@ func TestReconcileNotifications(t *testing.T) {
 	if err := l.embedded.store.Status().Put(ctx, chunks); err != nil {
 		t.Fatal(err)
 	}
-	// A row of what nobody accepted.
+	// A row of a notification that nobody has accepted.
 	orphan := notify.NewBase(time.Now())
 	change("rows", func(r *notify.Row) { r.Key.Chunk.Base = orphan })
-	// Scheduled, and its timer is gone.
+	// This notification was scheduled, and its timer is gone.
 	later := push("missing", "later")
 	at := time.Now().Add(3 * time.Hour)
 	later.ScheduledAt = &at
@@ -248,7 +247,8 @@ func TestReconcileNotifications(t *testing.T) {
 	for _, user := range []string{"stuck", "claimed", "alone"} {
 		l.becomes(t, made[user], "DELIVERED")
 	}
-	// What may have been sent is not, where that would be worse than not knowing.
+	// A notification that may have been sent is not sent again if that would be worse than not to
+	// know.
 	l.becomes(t, made["mailed"], "UNKNOWN")
 	l.delivered(t, fan.FirstID, 300)
 	called := func(when string) {
@@ -277,7 +277,7 @@ func TestReconcileNotifications(t *testing.T) {
 		t.Errorf("%+v, %v", lines, err)
 	}
 
-	// The same report once more, and a new one: nothing changes.
+	// Neither the same report nor a new one changes anything.
 	job = l.repaired(t, plan, "again")
 	if job.Done != 0 || job.Skipped[deadletter.SkipChanged] != 4+claimed+passed {
 		t.Errorf("a second apply: %+v", job)
@@ -300,11 +300,11 @@ func TestReconcileNotifications(t *testing.T) {
 			ofJobs++
 		}
 	}
-	if ofJobs != 6 { // each begun, and ended
+	if ofJobs != 6 { // each job has a row for its begin and one for its end
 		t.Errorf("%d rows of the audit log: %+v", ofJobs, acts)
 	}
 
-	// A report that was changed, and none.
+	// A report that was changed is refused, and so is a missing report.
 	bad := json.RawMessage(strings.Replace(string(plan.Reconcile), `"rows":`, `"rows":1`, 1))
 	for code, report := range map[string]json.RawMessage{"bad_digest": bad, "bad_report": json.RawMessage(`{"x":1}`), "no_report": nil} {
 		_, err := l.client.StartJob(ctx, api.JobRequest{Spec: plan.Spec, Digest: plan.Digest, Name: code, Report: report})
@@ -314,8 +314,8 @@ func TestReconcileNotifications(t *testing.T) {
 	}
 }
 
-// TestReconcileBehindAPausedLane: what was repaired and not read yet is found no
-// second time, although the outcome of the same envelope is there.
+// TestReconcileBehindAPausedLane: a finding that was repaired, but whose new record was not read
+// yet, is not found a second time. This is so although the outcome of the same envelope exists.
 func TestReconcileBehindAPausedLane(t *testing.T) {
 	t.Parallel()
 	l := run(t, testConfig(t, t.TempDir()), quick)

@@ -8,8 +8,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// TestMisconfigured: what says that a key is at fault names it; a server that is away,
-// or whose own certificate has expired, does not.
+// TestMisconfigured: an error that blames a setting names the key of the setting. The error of a
+// server that is away, or whose own certificate has expired, names no key.
 func TestMisconfigured(t *testing.T) {
 	t.Parallel()
 	var c Config

@@ -17,7 +17,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// over makes a Pebble in dir the tables of s.
+// over makes a Pebble store in dir, which then has the tables of s.
 func (s *shared) over(t *testing.T, dir string) *pebble.Store {
 	t.Helper()
 	p, err := pebble.Open(pebble.Config{Dir: dir})
@@ -38,8 +38,8 @@ func isCode(err error, code string) bool {
 	return ok && e.Code == code
 }
 
-// TestRestoreServers: the tables are put back to a snapshot. What was done before it is not
-// done again, what was accepted after it has its outcome again.
+// TestRestoreServers: the tables are put back to a snapshot. Work that was done before the snapshot
+// is not done again. Notifications that were accepted after it get their outcome again.
 func TestRestoreServers(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -121,7 +121,7 @@ func TestRestoreServers(t *testing.T) {
 	}
 }
 
-// TestRestoredOffsets: groups go on where they stood, and whatever the log lacks is told.
+// TestRestoredOffsets: groups continue at their positions, and whatever the log lacks is reported.
 func TestRestoredOffsets(t *testing.T) {
 	t.Parallel()
 	const group = "push-workers"
@@ -166,7 +166,8 @@ func TestRestoredOffsets(t *testing.T) {
 	}
 }
 
-// TestCheckpointsOfADay: a checkpoint takes the row of the day before.
+// TestCheckpointsOfADay: a checkpoint overwrites the row of the checkpoint that was made a day
+// before.
 func TestCheckpointsOfADay(t *testing.T) {
 	t.Parallel()
 	at := time.Unix(1_800_000_000, 0)

@@ -9,8 +9,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// A provider that an operator holds is not called, across a restart, while others are;
-// it goes on when its circuit is reset.
+// A provider that an operator holds is not called, across a restart, while others are called. It is
+// called again when its circuit is reset.
 func TestHeldProvider(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, t.TempDir())

@@ -13,7 +13,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/secrets"
 )
 
-// holding returns a file of a folder that holds a text; empty: none does.
+// holding returns the name of a file in a folder that contains a text; empty: no file does.
 func holding(t *testing.T, dir, text string) (found string) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -67,8 +67,8 @@ func TestSecretsAreSealedAtRest(t *testing.T) {
 		return fs[0].Level, fs[0].Detail + "; " + fs[0].Repair
 	}
 
-	// What an earlier release stored in clear, of a user and of SeedCaller, is sealed by
-	// the start that makes the key file.
+	// An earlier release has stored secrets in clear, of a user and of SeedCaller. The start that
+	// makes the key file seals them.
 	const body, seededBody = "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
 	n := started()
 	must(n.embedded.store.Callers().Put(ctx, engine.Caller{ID: "shop", Secrets: []engine.CallerSecret{{Secret: "whsec_" + body}}}))
@@ -103,7 +103,7 @@ func TestSecretsAreSealedAtRest(t *testing.T) {
 		t.Errorf("%s holds a secret", file)
 	}
 
-	// Without the key file it does not start, and makes none.
+	// Without the key file the node does not start, and makes no new one.
 	must(os.Rename(keyFile, keyFile+".kept"))
 	_, err = open()
 	for _, part := range []string{keyFile, "shop", "rotate-secret", "put the file back"} {
@@ -120,7 +120,7 @@ func TestSecretsAreSealedAtRest(t *testing.T) {
 		t.Errorf("after a restore: %q", advice)
 	}
 
-	// With another key it starts: the secret signs nothing, and a new one can be made.
+	// With another key the node starts. The old secret signs nothing, and a new secret can be made.
 	_, err = secrets.MakeKeys(keyFile)
 	must(err)
 	n = started()
@@ -132,7 +132,8 @@ func TestSecretsAreSealedAtRest(t *testing.T) {
 	}
 	must(n.Close())
 
-	// The right one again: nothing is lost. One that others read is refused.
+	// With the right key file again, nothing is lost. A key file that other users can read is
+	// refused.
 	must(os.Rename(keyFile+".kept", keyFile))
 	if advice := KeyAdvice(cfg.DataDir, keys.ID()); advice != "" {
 		t.Errorf("with the key: %q", advice)
@@ -151,8 +152,8 @@ func TestSecretsAreSealedAtRest(t *testing.T) {
 	}
 }
 
-// A folder beside which nothing can be written has its key file inside, and the doctor
-// says what that means.
+// If nothing can be written beside the data folder, the key file is inside the folder, and the
+// doctor says what that means.
 func TestKeyFileInsideTheDataFolder(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, t.TempDir())
@@ -177,8 +178,8 @@ func TestKeyFileInsideTheDataFolder(t *testing.T) {
 	must(n.Close())
 }
 
-// With servers nothing is sealed until a key file is named, and the doctor warns; a
-// file that is missing is not made, for every process needs the same.
+// With servers nothing is sealed until a key file is named, and the doctor warns about that. A key
+// file that is missing is not made, because every process needs the same one.
 func TestSecretsOfServersAreSealedWithAKeyFile(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, t.TempDir())

@@ -14,15 +14,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/secrets"
 )
 
-// Every file of the configuration that holds a secret is refused while everybody on
-// the machine can read it, by its key; a container's 0440 and 0400 are taken.
+// Every file of the configuration that contains a secret is refused while everybody on the machine
+// can read it, and the error names its key. The modes 0440 and 0400 of a container are accepted.
 func TestExposedSecretFilesAreRefused(t *testing.T) {
 	t.Parallel()
 	logger := slog.New(slog.DiscardHandler)
 	cassandraOf := func(c *Config) error { _, err := c.cassandra(cassandra.Cluster{}, logger); return err }
 	kafka := func(c *Config) error { _, err := c.Kafka.Conn(logger); return err }
 	redisOf := func(c *Config) error { _, err := c.redis(logger); return err }
-	// The clients read the files of TLS themselves, before they connect.
+	// The clients themselves read the TLS files, before they connect.
 	cassandraTLS := func(c *Config) error {
 		cc, err := c.cassandra(cassandra.Cluster{Hosts: []string{"127.0.0.1:1"}}, logger)
 		if err == nil {
@@ -92,13 +92,15 @@ func TestExposedSecretFilesAreRefused(t *testing.T) {
 			if want := mode&0o007 != 0; exposed != want || want && !strings.Contains(err.Error(), key) {
 				t.Errorf("%s of mode %#o: %v", key, mode, err)
 			}
-			// What is no key, or no list of accounts, is told with its setting and its file.
+			// If a file has no key or no list of accounts, the error names the setting and the
+			// file.
 			if strings.HasPrefix(key, "providers.") && key != "providers.sendgrid.key_file" && (err == nil || !strings.Contains(err.Error(), key) || !strings.Contains(err.Error(), file)) {
 				t.Errorf("%s with junk in it: %v", key, err)
 			}
 		}
 	}
-	// What a new key names must be decided: public, or a secret that is checked.
+	// For each new setting with a file it must be decided whether the file is public, or a secret
+	// that is checked.
 	public := []string{"providers.ca_file", "providers.sendgrid.webhook_key_file", "auth.jwks_file"}
 	auth := []string{"auth.key_file", "auth.hs256_file"} // pkg/server has their test
 	for key := range flatten(Default()) {

@@ -7,8 +7,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// What is seeded adds what lacks, follows its own ports and secrets, and leaves
-// what somebody set.
+// SeedCaller adds what is missing, updates its own ports and secrets, and does not change what
+// somebody else has set.
 func TestSeedCaller(t *testing.T) {
 	t.Parallel()
 	l := run(t, testConfig(t, t.TempDir()), seams{})

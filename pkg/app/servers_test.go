@@ -25,7 +25,7 @@ func loadText(t *testing.T, text string, environ ...string) (Loaded, error) {
 	return Load([]string{file}, environ, nil)
 }
 
-// TestServersAreChecked: what is wrong with a section is told by its key.
+// TestServersAreChecked: an error in a section is reported with its key.
 func TestServersAreChecked(t *testing.T) {
 	t.Parallel()
 	f := func(change, want string) {
@@ -73,8 +73,8 @@ func TestServersAreChecked(t *testing.T) {
 	replaced(`dsn: "postgres://notifyd@127.0.0.1/notifyd"`, ``, "set one of dsn and dsn_file")
 }
 
-// TestSecretsStayHidden: a password stands in files of its own or in the
-// environment, and is never shown.
+// TestSecretsStayHidden: a password is in a file of its own or in the environment, and is never
+// shown.
 func TestSecretsStayHidden(t *testing.T) {
 	t.Parallel()
 	const canary = "CANARY-5d1f"
@@ -109,7 +109,7 @@ func TestSecretsStayHidden(t *testing.T) {
 	}
 }
 
-// TestEnginesFileIsGood: the file for the servers of make engines loads.
+// TestEnginesFileIsGood: the configuration file for the servers of make engines can be loaded.
 func TestEnginesFileIsGood(t *testing.T) {
 	t.Parallel()
 	l, err := Load([]string{"../../notifyd.engines.yaml"}, nil, nil)

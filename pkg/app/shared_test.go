@@ -24,8 +24,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
-// shared are engines that several processes share, all of them in this one: a
-// broker, and memory in place of the other servers.
+// shared has engines that several processes share; all of them run in this process. The log is a
+// broker, and memory replaces the other servers.
 type shared struct {
 	broker *embedded.Broker
 	store  *memory.Store
@@ -54,7 +54,7 @@ func newShared(t *testing.T, cfg *Config) *shared {
 	return s
 }
 
-// open stands in for openServers.
+// open replaces openServers.
 func (s *shared) open(_ context.Context, n *Node) error {
 	n.servers.historian = s.past
 	n.st = stores{
@@ -79,7 +79,7 @@ func (r *recorded) Append(_ context.Context, recs ...history.Record) error {
 	defer r.mu.Unlock()
 	for _, rec := range recs {
 		f := engine.Found{Topic: rec.Topic, LogPart: rec.Partition, Offset: rec.Offset}
-		// A copy: what is kept must not be the log's buffer.
+		// Copy the value, because the history must not refer to the buffer of the log.
 		if err := notify.DecodeEnvelope(slices.Clone(rec.Value), &f.Envelope); err != nil || f.Envelope.Derived() {
 			continue
 		}
@@ -155,7 +155,7 @@ func (r *recorded) User(_ context.Context, q engine.HistoryQuery) (out []engine.
 	return out, nil, err
 }
 
-// tally counts what reached a provider, by notification and attempt.
+// tallied counts what reached a provider, by notification and attempt.
 type tallied struct {
 	mu    sync.Mutex
 	calls map[string]int
@@ -177,7 +177,7 @@ func (p countingProvider) Send(ctx context.Context, call *notify.Call, report no
 	p.Provider.Send(ctx, call, report)
 }
 
-// sharing is a configuration of processes over shared engines.
+// sharing returns the configuration of processes over shared engines.
 func sharing(t *testing.T) Config {
 	t.Helper()
 	cfg := testConfig(t, t.TempDir())
@@ -186,9 +186,9 @@ func sharing(t *testing.T) Config {
 	return cfg
 }
 
-// TestRolesInProcessesOfTheirOwn: two processes of each role, over engines they
-// share, do what one process does: everything accepted by either API ends once,
-// wherever its worker, its scheduler and its dispatcher are.
+// TestRolesInProcessesOfTheirOwn: two processes of each role, over shared engines, do what one
+// process does. Everything that either API accepts ends once, wherever its worker, its scheduler
+// and its dispatcher are.
 func TestRolesInProcessesOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	cfg := sharing(t)
@@ -226,7 +226,7 @@ func TestRolesInProcessesOfTheirOwn(t *testing.T) {
 			t.Fatal(err)
 		}
 		ids = append(ids, sent.NotificationID)
-		// A key is known to all.
+		// All processes know an idempotency key.
 		again, err := []*api.Client{a.client, b.client}[(i+1)%2].Send(ctx, n, fmt.Sprintf("key-%d", i))
 		if err != nil || again.NotificationID != sent.NotificationID {
 			t.Fatalf("the same key at the other API: %v %v, was %s", again, err, sent.NotificationID)
@@ -269,7 +269,7 @@ func TestRolesInProcessesOfTheirOwn(t *testing.T) {
 	if rep.Drift != 0 || rep.Accepted != int64(len(ids)+len(ts)) || rep.Terminal != rep.Accepted {
 		t.Errorf("drift %d, accepted %d, terminal %d of %d: %+v", rep.Drift, rep.Accepted, rep.Terminal, len(ids)+len(ts), rep.Findings)
 	}
-	// What an operator says to one process binds the others.
+	// What an operator sets at one process applies to the others.
 	if _, err := a.client.SetLane(ctx, "push", true, "look"); err != nil {
 		t.Fatal(err)
 	}
@@ -291,7 +291,7 @@ func TestRolesInProcessesOfTheirOwn(t *testing.T) {
 		}
 		return false
 	})
-	// One of two goes; the other takes what was its.
+	// One of two schedulers ends, and the other takes over its shards.
 	if err := schedulers[0].stop(); err != nil {
 		t.Fatal(err)
 	}
@@ -308,8 +308,8 @@ func TestRolesInProcessesOfTheirOwn(t *testing.T) {
 	b.becomes(t, sent.NotificationID, "DELIVERED")
 }
 
-// TestLagsOfAProcess: one process asks the brokers how far every group is behind. The API
-// tells of all groups, a worker of its own, and a process that works no group asks nothing.
+// TestLagsOfAProcess: one process asks the brokers how far every group is behind. The API reports
+// all groups, and a worker reports its own. A process that runs no group asks nothing.
 func TestLagsOfAProcess(t *testing.T) {
 	t.Parallel()
 	cfg := sharing(t)
@@ -347,5 +347,5 @@ func TestLagsOfAProcess(t *testing.T) {
 	}
 }
 
-// errFound ends a walk that has what it wanted.
+// errFound ends a walk that has found what it looks for.
 var errFound = errors.New("found")

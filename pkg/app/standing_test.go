@@ -15,8 +15,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/worker"
 )
 
-// TestStandingLaneIsTold: while SendGrid refuses our key, a mail's status says
-// what it waits for, whether it was called before or never met a worker.
+// TestStandingLaneIsTold: while SendGrid refuses our key, the status of a mail says what the mail
+// waits for, whether it was called before or never reached a worker.
 func TestStandingLaneIsTold(t *testing.T) {
 	t.Parallel()
 	l, sim := simulated(t, simulator.Receipts{Off: true})
@@ -48,8 +48,8 @@ func TestStandingLaneIsTold(t *testing.T) {
 	}
 }
 
-// TestReceiptEndsTheRetry: the connection is cut after Twilio took the message;
-// its receipt is there before the retry is, which then sends nothing.
+// TestReceiptEndsTheRetry: the connection is cut after Twilio has accepted the message. The receipt
+// arrives before the retry, which then sends nothing.
 func TestReceiptEndsTheRetry(t *testing.T) {
 	t.Parallel()
 	l, sim := simulated(t, simulator.Receipts{})
@@ -78,8 +78,7 @@ func TestReceiptEndsTheRetry(t *testing.T) {
 		}
 		return true
 	}
-	// The retry is a second away: the receipt may come later than that on a
-	// machine that is very busy.
+	// The retry comes after a second. On a very busy machine the receipt may be later than that.
 	for range 5 {
 		if told() {
 			return
@@ -88,13 +87,13 @@ func TestReceiptEndsTheRetry(t *testing.T) {
 	t.Error("no retry finds the receipt")
 }
 
-// TestStandingLaneHoldsFewRecords: what a lane that stands has read of the log
-// is bounded, for every record read costs memory; the rest waits in the log.
+// TestStandingLaneHoldsFewRecords: a lane that stands reads only a bounded number of records from
+// the log, because every record that was read costs memory. The rest waits in the log.
 func TestStandingLaneHoldsFewRecords(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, t.TempDir())
-	cfg.Providers.Stub = false                   // and none is configured: the lane stands
-	l := runAs(t, cluster.RoleAPI, cfg, seams{}) // so that the workers meet all of it at once
+	cfg.Providers.Stub = false                   // no provider is configured, so the lane stands
+	l := runAs(t, cluster.RoleAPI, cfg, seams{}) // so that the workers find all records at once
 	batch := make([]api.Notification, 1000)
 	for n := range worker.MaxRecords/1000 + 2 {
 		for i := range batch {
@@ -125,8 +124,8 @@ func (refusing) Send(_ context.Context, call *notify.Call, report notify.Report)
 	report(0, len(call.Items), notify.Result{Class: notify.ClassConfig, Provider: "sendgrid", Code: "http_403"})
 }
 
-// TestStandingOfAnotherProcess: the circuit is open where the worker is. The
-// operator's process knows it before a replay, and the API says it of what waits.
+// TestStandingOfAnotherProcess: the circuit is open in the process of the worker. The process of
+// the operator knows that before a replay, and the API reports it for messages that wait.
 func TestStandingOfAnotherProcess(t *testing.T) {
 	t.Parallel()
 	cfg := sharing(t)

@@ -26,7 +26,7 @@ func (unreadable) Changes(context.Context, uint64, int) ([]engine.Cancel, error)
 	return nil, errUnreadable
 }
 
-// watched tells of the first call.
+// watched is a provider that calls the function called at its first call.
 type watched struct {
 	worker.Provider
 	called func()
@@ -37,9 +37,9 @@ func (p watched) Send(ctx context.Context, call *notify.Call, report notify.Repo
 	p.Provider.Send(ctx, call, report)
 }
 
-// TestNothingIsCalledBeforeCancelsAreKnown: what was cancelled while nobody
-// consumed is not sent by a start that has not read the cancellations yet; where
-// they cannot be read, it ends.
+// TestNothingIsCalledBeforeCancelsAreKnown: a notification was cancelled while nobody consumed. The
+// next start does not send it before it has read the cancellations. If the cancellations cannot be
+// read, the process ends.
 func TestNothingIsCalledBeforeCancelsAreKnown(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, t.TempDir())
@@ -85,7 +85,7 @@ func TestNothingIsCalledBeforeCancelsAreKnown(t *testing.T) {
 	b.becomes(t, sent.NotificationID, "CANCELLED")
 }
 
-// TestEndOfAPart: a part that ends without being told to has failed, whatever it
+// TestEndOfAPart: a part of the process that ends without being told to has failed, whatever it
 // returns.
 func TestEndOfAPart(t *testing.T) {
 	t.Parallel()
@@ -112,9 +112,9 @@ func TestEndOfAPart(t *testing.T) {
 	}
 }
 
-// TestFirstCopyThatWasTrimmed: the receivers of a chunk's first copy are found
-// in the history when the log holds it no more. Without them the second copy, and
-// its partition with it, would stand for ever.
+// TestFirstCopyThatWasTrimmed: if the log no longer has the first copy of a chunk, its receivers
+// are found in the history. Otherwise the second copy, and with it its partition, would wait for
+// ever.
 func TestFirstCopyThatWasTrimmed(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, t.TempDir())
@@ -136,7 +136,7 @@ func TestFirstCopyThatWasTrimmed(t *testing.T) {
 	for i := range rows {
 		want[i] = int(rows[i].Count)
 	}
-	// Behind each, so that it is not the last of its partition, which stays.
+	// Append records after each chunk, because the log never trims the last record of a partition.
 	for i := range 20 {
 		sent, err := l.client.Send(t.Context(), push(fmt.Sprint("user-", i), "behind"), "")
 		if err != nil {
@@ -166,8 +166,8 @@ func TestFirstCopyThatWasTrimmed(t *testing.T) {
 	}
 }
 
-// Every topic of the log is consumed by a group, which says what of a loss had
-// been done.
+// Every topic of the log is consumed by a group. The position of the group says which lost records
+// were consumed before.
 func TestEveryTopicHasItsGroup(t *testing.T) {
 	t.Parallel()
 	cfg := Default()

@@ -41,8 +41,8 @@ func (l *life) carryTrace() {
 	l.client.HTTPClient.Transport = carrying{l.client.HTTPClient.Transport}
 }
 
-// script is a provider that answers as it is told, the last answer for ever, and
-// remembers the contexts of its calls.
+// script is a provider that gives the listed answers, the last one for ever, and records the
+// contexts of its calls.
 type script struct {
 	mu      sync.Mutex
 	answers []notify.Result
@@ -73,7 +73,7 @@ func (s *script) seams() seams {
 	return seams{provider: func(worker.Provider) worker.Provider { return s }}
 }
 
-// receiver of callbacks keeps their trace contexts.
+// callbacks is a receiver of callbacks that records their trace contexts.
 type callbacks struct {
 	*httptest.Server
 	mu              sync.Mutex
@@ -122,8 +122,8 @@ func startCollector(t *testing.T) *tracetest.Collector {
 
 var accepted = notify.Result{Class: notify.ClassAccepted, Confirmed: true, Provider: "apns"}
 
-// TestOneTrace follows a notification from its request through a retry, its
-// failure, the callback that tells of it, and a replay: all of it is one trace.
+// TestOneTrace follows a notification from its request through a retry, its failure, the callback
+// that reports it, and a replay. All of this is one trace.
 func TestOneTrace(t *testing.T) {
 	t.Parallel()
 	col, back := startCollector(t), newCallbacks(t)
@@ -209,7 +209,7 @@ func TestOneTrace(t *testing.T) {
 	if names["hand on"] < 2 || names["callback"] < 1 { // the retry and the failure; a call may be made twice
 		t.Errorf("%v", names)
 	}
-	// What went out names the span of its call.
+	// The requests to providers and receivers name the span of their call.
 	parents, states := s.seen()
 	for i, p := range append(parents, first(back.seen())) {
 		sp := byID[strings.Split(p+"--", "-")[2]]
@@ -242,8 +242,8 @@ func first(list, _ []string) string {
 	return list[0]
 }
 
-// TestTraceOfWhatHappensLater: a scheduled notification is parked and released
-// within its trace, a trigger is called within it; a fan-out makes a span a window.
+// TestTraceOfWhatHappensLater: a scheduled notification is parked and released within its trace,
+// and a trigger is called within its trace. A fan-out makes one span for each window.
 func TestTraceOfWhatHappensLater(t *testing.T) {
 	t.Parallel()
 	col, back := startCollector(t), newCallbacks(t)
@@ -253,8 +253,8 @@ func TestTraceOfWhatHappensLater(t *testing.T) {
 	s := &script{answers: []notify.Result{accepted}}
 	l := run(t, cfg, s.seams(), back.seed(t))
 	l.carryTrace()
-	// Far ahead, and moved near once it stands: a slow machine must not make it due
-	// before it is accepted.
+	// The notification is scheduled far ahead, and moved near when it is stored. Otherwise it could
+	// be due on a slow machine before it is accepted.
 	far := time.Now().Add(time.Hour)
 	n := push("ann", "later")
 	n.ScheduledAt = &far
@@ -325,8 +325,8 @@ func TestTraceOfWhatHappensLater(t *testing.T) {
 	}
 }
 
-// TestTraceWithoutExport: a caller's context travels as it came where no collector
-// is configured; nothing is begun for who sends none.
+// TestTraceWithoutExport: if no collector is configured, a caller's context is passed on unchanged.
+// No trace is begun for a caller that sends no context.
 func TestTraceWithoutExport(t *testing.T) {
 	t.Parallel()
 	back := newCallbacks(t)
@@ -374,7 +374,7 @@ func TestTraceWithoutExport(t *testing.T) {
 	}
 }
 
-// TestTraceWithoutCollector: a collector that is away changes nothing but a count.
+// TestTraceWithoutCollector: if the collector is away, nothing changes except a count.
 func TestTraceWithoutCollector(t *testing.T) {
 	t.Parallel()
 	gone, err := net.Listen("tcp", "127.0.0.1:0")
@@ -413,7 +413,7 @@ func TestTraceWithoutCollector(t *testing.T) {
 	}
 }
 
-// TestTraceReachesProviders: the header stands in the requests that providers get.
+// TestTraceReachesProviders: the requests to providers have the trace header.
 func TestTraceReachesProviders(t *testing.T) {
 	t.Parallel()
 	l, sim := simulated(t, simulator.Receipts{Off: true})

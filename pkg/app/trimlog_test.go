@@ -13,7 +13,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// sumOf adds up the offsets of a topic.
+// sumOf returns the sum of the offsets of a topic.
 func sumOf(of map[log.TopicPartition]int64, topic string) (sum int64) {
 	for tp, at := range of {
 		if tp.Topic == topic {
@@ -23,9 +23,8 @@ func sumOf(of map[log.TopicPartition]int64, topic string) (sum int64) {
 	return sum
 }
 
-// TestTrimsOnlyWhatIsRead: however old a record is, the log keeps it until every
-// group that reads its topic has committed it; then it goes, but for the last of a
-// partition.
+// TestTrimsOnlyWhatIsRead: however old a record is, the log keeps it until every group that reads
+// its topic has committed it. Then it is removed, except the last record of a partition.
 func TestTrimsOnlyWhatIsRead(t *testing.T) {
 	t.Parallel()
 	cfg := sharing(t)
@@ -88,7 +87,7 @@ func TestTrimsOnlyWhatIsRead(t *testing.T) {
 	if at := start(); at != 9 {
 		t.Errorf("the log begins at %d of 10", at)
 	}
-	// What is trimmed behind its readers is no drift.
+	// Records that were trimmed after all groups had read them are no drift.
 	rep, err := n.client.Conservation(ctx, time.Time{})
 	if err != nil || rep.Drift != 0 || rep.Accepted != 10 || rep.Terminal != 10 {
 		t.Errorf("%+v, %v", rep, err)
@@ -101,7 +100,7 @@ func TestTrimWaitsForTheArchive(t *testing.T) {
 	t.Parallel()
 	cfg := sharing(t)
 	cfg.Log.Partitions = map[string]int{"push": 1, "sms": 1, "email": 1}
-	cfg.Archive.Dir = filepath.Join(t.TempDir(), "archive") // it begins with what is a day old
+	cfg.Archive.Dir = filepath.Join(t.TempDir(), "archive") // a new archive begins with records that are a day old
 	n := runAs(t, "all", cfg, seams{servers: newShared(t, &cfg).open})
 	ctx := t.Context()
 	lane, _ := notify.ParseLane("push")
@@ -130,9 +129,8 @@ func TestTrimWaitsForTheArchive(t *testing.T) {
 	}
 }
 
-// TestAuditNamesWhatWasRemovedUnread: records that something has removed from the
-// log before their lane had read them are drift by name, however short
-// the audit's window is.
+// TestAuditNamesWhatWasRemovedUnread: records that something has removed from the log before their
+// lane had read them are drift, and the audit names them, however short its window is.
 func TestAuditNamesWhatWasRemovedUnread(t *testing.T) {
 	t.Parallel()
 	cfg := sharing(t)

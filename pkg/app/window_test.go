@@ -14,8 +14,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/provider"
 )
 
-// TestAuditSeesWhatCameDue: an audit of a window counts what came due in it, however
-// long before it was accepted, with engines of the process and with servers.
+// TestAuditSeesWhatCameDue: an audit of a time window counts notifications that became due in it,
+// however long before they were accepted. This works with engines inside the process and with
+// servers.
 func TestAuditSeesWhatCameDue(t *testing.T) {
 	t.Parallel()
 	for name, start := range map[string]func(t *testing.T) *life{
@@ -58,8 +59,8 @@ func TestAuditSeesWhatCameDue(t *testing.T) {
 	}
 }
 
-// TestOnlySchedulersNeedTheClock: a clock that is off from the servers' makes only a
-// process unready that owns timers. An API still takes what is due now.
+// TestOnlySchedulersNeedTheClock: if its clock differs from the clocks of the servers, only a
+// process that owns timers becomes unready. An API still accepts what is due now.
 func TestOnlySchedulersNeedTheClock(t *testing.T) {
 	t.Parallel()
 	cfg := sharing(t)
@@ -74,8 +75,8 @@ func TestOnlySchedulersNeedTheClock(t *testing.T) {
 	}
 }
 
-// TestTailShowsOtherProcesses: a process without workers shows the outcomes of others that
-// have some, and names them.
+// TestTailShowsOtherProcesses: a process without workers shows the outcomes of the processes that
+// have workers, and names these processes.
 func TestTailShowsOtherProcesses(t *testing.T) {
 	t.Parallel()
 	cfg := sharing(t)
@@ -118,9 +119,9 @@ func TestTailShowsOtherProcesses(t *testing.T) {
 	}
 }
 
-// TestCallsOfAnAccountAreDivided: the calls at a time that an account takes are divided
-// between the workers by their partitions, and move with them. Whichever process is asked
-// lists the account for each of them.
+// TestCallsOfAnAccountAreDivided: the number of calls that an account accepts at a time is divided
+// between the workers by their partitions, and moves with the partitions. Whichever process is
+// asked lists the account once for each worker.
 func TestCallsOfAnAccountAreDivided(t *testing.T) {
 	t.Parallel()
 	cfg := sharing(t)

@@ -13,8 +13,8 @@ func ownersOf(n int) (out []string) {
 	return out
 }
 
-// Each owner gets its part, and the same one whatever its members are called and in
-// which order the group names them.
+// Each owner gets its part of the partitions. The part is the same in all groups, whatever the
+// members are called and in whichever order a group names them.
 func TestOwnersGetTheSamePartitionsInAllGroups(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{1, 4, 6, 12, 18, 24, 84, 100} {
@@ -43,8 +43,8 @@ func TestOwnersGetTheSamePartitionsInAllGroups(t *testing.T) {
 	}
 }
 
-// Partitions that are added leave the others where they are, and make each owner's part as
-// large as another's.
+// Added partitions do not move the other partitions. Afterwards the parts of all owners have the
+// same size.
 func TestAddedPartitionsMoveNoOthers(t *testing.T) {
 	t.Parallel()
 	counts := []int{6, 12, 84}
@@ -70,7 +70,7 @@ func TestAddedPartitionsMoveNoOthers(t *testing.T) {
 	}
 }
 
-// A member that comes takes its part and leaves most of the others where they are.
+// A new member gets its part, and most of the other partitions stay where they are.
 func TestAMemberThatComesMovesFewPartitions(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{18, 12, 84} {
@@ -90,7 +90,7 @@ func TestAMemberThatComesMovesFewPartitions(t *testing.T) {
 	}
 }
 
-// The users of an owner's partitions are in few parts of the store.
+// The users of an owner's partitions are in few parts of the store of profiles.
 func TestOwnersReadFewPartsOfTheProfiles(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{18, 12, 84} {

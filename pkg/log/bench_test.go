@@ -25,9 +25,9 @@ func diskBroker(b *testing.B, partitions int32, opts ...kfake.Opt) Conn {
 	return Conn{Brokers: c.ListenAddrs()}
 }
 
-// BenchmarkAppend: the embedded broker on disk, 6 partitions, callers that each
-// wait for their own append of n records. On 2 cores under a load of 5 to 8 by
-// others, so a lower bound:
+// BenchmarkAppend: the embedded broker on disk, with 6 partitions. Each caller waits for its own
+// append of n records. The figures come from 2 cores that had a load of 5 to 8 from other programs,
+// so they are lower bounds:
 //
 //	                     fsync              page cache
 //	200 B, 256 x 1       19-27K records/s   40-43K records/s
@@ -75,9 +75,9 @@ func BenchmarkAppend(b *testing.B) {
 	}
 }
 
-// BenchmarkAppendSmall: what direct saves, processor time of client and broker
-// together, page cache, 64 callers that each wait for their own. Medians of three
-// runs in turns, on 2 cores under a load of 27 by others:
+// BenchmarkAppendSmall: what direct saves. The figures are the processor time of client and broker
+// together, with the page cache and 64 callers that each wait for their own append. They are
+// medians of three runs in turns, on 2 cores that had a load of 27 from other programs:
 //
 //	        library    direct
 //	1000    697        309 ns a record
@@ -132,8 +132,8 @@ func BenchmarkAppendSmall(b *testing.B) {
 	}
 }
 
-// BenchmarkGroup: records of 200 and 50,000 bytes read through a group, each
-// marked done: 440-740K records/s, 160-230 MB/s under the same load.
+// BenchmarkGroup: records of 200 and 50,000 bytes are read through a group, and each is marked as
+// done: 440-740K records/s, 160-230 MB/s under the same load.
 func BenchmarkGroup(b *testing.B) {
 	for _, c := range []struct{ size, total int }{{200, 1_000_000}, {50_000, 6000}} {
 		b.Run(fmt.Sprintf("%dB", c.size), func(b *testing.B) {

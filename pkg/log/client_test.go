@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// TestBackoffGrows: the first try comes soon, later ones leave a busy broker alone, and
-// many clients do not come at once.
+// TestBackoffGrows: the first retry comes soon, later retries leave a busy broker alone, and many
+// clients do not retry at the same moment.
 func TestBackoffGrows(t *testing.T) {
 	t.Parallel()
 	if first := backoff(1); first > 100*time.Millisecond {

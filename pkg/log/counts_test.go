@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A Counter counts what all clients of its Conn ask for.
+// A Counter counts the requests of all clients of its Conn.
 func TestCounts(t *testing.T) {
 	onClusters(t, 2, func(t *testing.T, b *broker) {
 		if c := (*Counter)(nil).Counts(); c != (Counts{}) {
@@ -34,7 +34,7 @@ func TestCounts(t *testing.T) {
 			n += <-read
 		}
 		if b.Cluster != nil {
-			time.Sleep(2 * time.Second) // of the bubble: members beat every second
+			time.Sleep(2 * time.Second) // of the bubble: members send a heartbeat every second
 		}
 		if err := m.wait(); err != nil {
 			t.Error(err)

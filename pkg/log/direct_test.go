@@ -16,8 +16,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-// produced counts the produce requests that reach the broker, by version: the
-// client library and direct speak different ones.
+// produced counts the produce requests that reach the broker, by version: the client library and
+// direct use different versions.
 func (b *broker) produced() (requests func() (direct, library int)) {
 	var mu sync.Mutex
 	var direct, library int
@@ -41,7 +41,7 @@ func (b *broker) produced() (requests func() (direct, library int)) {
 
 func one(conn Conn) ProducerConfig { return ProducerConfig{Conn: conn, Brokers: OneBroker} }
 
-// A batch is what the format says, whatever its records are.
+// A batch has the form of Kafka's protocol, whatever its records are.
 func TestRawBatch(t *testing.T) {
 	type in struct {
 		key, value []byte
@@ -91,8 +91,8 @@ func TestRawBatch(t *testing.T) {
 	}
 }
 
-// Everybody who waits shares one request, and each keeps the order of what it
-// appends, in one append and from one to the next.
+// All callers that wait share one request. The records of each caller stay in order, within an
+// append and from one append to the next.
 func TestDirectSharesRequestsAndKeepsOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBroker(t, 3, "topic", "other")
@@ -127,7 +127,7 @@ func TestDirectSharesRequestsAndKeepsOrder(t *testing.T) {
 					if err := p.Append(ctx, recs); err != nil {
 						t.Error(err)
 					}
-					for j := range recs { // nothing of them is referred to any more
+					for j := range recs { // after Append nothing refers to these slices any more
 						recs[j].Value[0], recs[j].Key[0] = 0xff, 0xff
 					}
 				}
@@ -157,7 +157,7 @@ func TestDirectSharesRequestsAndKeepsOrder(t *testing.T) {
 	})
 }
 
-// An append that is larger than a batch goes on in the next.
+// An append that is larger than a batch continues in the next batch.
 func TestDirectSplitsWhatABatchCannotHold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBroker(t, 2, "topic")
@@ -187,8 +187,8 @@ func TestDirectSplitsWhatABatchCannotHold(t *testing.T) {
 	})
 }
 
-// What direct is not for goes through the library, and what the broker refuses
-// is tried again there.
+// Appends that direct is not made for go through the library. Appends that the broker refuses are
+// tried again through the library.
 func TestDirectLeavesTheRestToTheLibrary(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -254,8 +254,8 @@ func TestDirectLeavesTheRestToTheLibrary(t *testing.T) {
 	})
 }
 
-// While the broker is away no more than MaxBufferedBytes waits here, and what
-// was given up on does not keep others out afterwards.
+// While the broker is away, no more than MaxBufferedBytes wait in direct. Appends that were given
+// up do not keep others out afterwards.
 func TestDirectHoldsNoMoreThanItMay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBroker(t, 1, "topic")
@@ -293,7 +293,7 @@ func TestDirectHoldsNoMoreThanItMay(t *testing.T) {
 	})
 }
 
-// A closed producer takes nothing, and what waits is told.
+// A closed producer accepts nothing, and appends that wait get an error.
 func TestDirectEndsWithItsProducer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBroker(t, 1, "topic")
@@ -322,9 +322,9 @@ func TestDirectEndsWithItsProducer(t *testing.T) {
 	})
 }
 
-// Records of bulk lanes are appended apart: one partition a request, large ones too, so that
-// a code waits for no more than one batch of a campaign. A call that holds both is appended
-// both ways.
+// Records of bulk lanes are appended separately, one partition in each request, also if they are
+// large. So a code waits for at most one batch of a campaign. If a call has records of both kinds,
+// each kind is appended in its own way.
 func TestBulkIsAppendedApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const fast, bulk, parts = "notifications-push", "notifications-push-bulk", 3

@@ -14,8 +14,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// A handler that falls behind on one partition stops that partition's fetches
-// at the cap, and only that one's; as it catches up they go on.
+// If a handler falls behind on one partition, the fetches of only this partition stop at the cap.
+// They continue when the handler catches up.
 func TestInFlightCaps(t *testing.T) {
 	f := func(name string, cfg GroupConfig, most int) {
 		t.Run(name, func(t *testing.T) {
@@ -23,7 +23,7 @@ func TestInFlightCaps(t *testing.T) {
 				const each = 3000
 				b := newBroker(t, 2, "topic")
 				for p := range int32(2) {
-					for i := range each / 100 { // batches: a fetch takes whole ones
+					for i := range each / 100 { // in batches, because a fetch returns whole batches
 						b.append(t, numbered("topic", p, i*100, 100))
 					}
 				}
@@ -79,8 +79,8 @@ func TestInFlightCaps(t *testing.T) {
 	f("bytes", GroupConfig{MaxInFlightBytes: 600}, 200) // values of 1 to 4 digits
 }
 
-// A record that makes the handler panic is tried again alone and put aside
-// after MaxAttempts; its neighbours are delivered, and the process lives.
+// A record that makes the handler panic is tried again alone, and goes into the poison topic after
+// MaxAttempts. Its neighbours are delivered, and the process lives.
 func TestPanicIsAnAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBroker(t, 1, "topic", notify.TopicPoison)
@@ -144,8 +144,8 @@ func TestPanicIsAnAttempt(t *testing.T) {
 	})
 }
 
-// A record of another producer, which with its origin is larger than what we
-// append: its beginning is put aside, and those behind it go on.
+// A record of another producer is, together with its origin, larger than what we append. Only its
+// beginning goes into the poison topic, and the records after it continue.
 func TestPoisonOfALargeRecord(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBroker(t, 1, "topic", notify.TopicPoison)
@@ -223,9 +223,9 @@ func TestFailedHandleIsTriedAgain(t *testing.T) {
 	})
 }
 
-// A record of a newer release stops its partition: what stands before it is done, it
-// and what stands behind it are neither handed out again nor committed, the reason is
-// told once, and the next member goes on there.
+// A record of a newer release stops its partition. The records before it are done. The record and
+// those after it are neither handed out again nor committed. The reason is reported once, and the
+// next member continues at this record.
 func TestRecordOfANewerReleaseHoldsItsPartition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBroker(t, 2, "topic")

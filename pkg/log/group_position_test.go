@@ -56,7 +56,7 @@ func TestPositionOutsideTheLogIsReported(t *testing.T) {
 	f("log cut short", 30, 10, 10)
 }
 
-// What is trimmed from under a running member is noticed too.
+// A running member also notices if records are trimmed that it has not read yet.
 func TestTrimmedUnderARunningMember(t *testing.T) {
 	onClusters(t, 1, func(t *testing.T, b *broker) {
 		tp := TopicPartition{b.topic, 0}
@@ -78,7 +78,7 @@ func TestTrimmedUnderARunningMember(t *testing.T) {
 				return nil
 			}))
 		<-began
-		time.Sleep(time.Second) // it is paused: what was fetched and not handed out is let go
+		time.Sleep(time.Second) // the partition is paused: records that were fetched and not handed out are dropped
 		if err := b.admin(t).DeleteRecords(t.Context(), map[TopicPartition]int64{tp: 40}); err != nil {
 			t.Fatal(err)
 		}

@@ -38,8 +38,8 @@ func TestStopWaitsForWorkInFlight(t *testing.T) {
 			t.Errorf("committed %v, want the 4 handed out", c)
 		}
 
-		// Work that does not end is given up after DrainTimeout; what was done
-		// before it counts.
+		// Work that does not end is given up after DrainTimeout. Records that were done before are
+		// committed.
 		m = start(t, cfg, handlerFunc(func(ctx context.Context, _ TopicPartition, msgs []*Msg) error {
 			msgs[0].Done()
 			handed <- msgs
@@ -60,7 +60,7 @@ func TestStopWaitsForWorkInFlight(t *testing.T) {
 	})
 }
 
-// A handler that fails over and over works on nothing: stopping does not wait.
+// A handler that fails again and again has no work under way. So a stop does not wait for it.
 func TestStopDoesNotWaitForFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBroker(t, 1, "topic")
@@ -86,7 +86,7 @@ func TestStopDoesNotWaitForFailures(t *testing.T) {
 	})
 }
 
-// A commit costs the embedded log an fsync: what has not moved is not committed.
+// A commit costs the embedded log an fsync. So an offset that has not moved is not committed again.
 func TestIdleGroupCommitsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBroker(t, 3, "topic")
@@ -107,7 +107,7 @@ func TestIdleGroupCommitsNothing(t *testing.T) {
 	})
 }
 
-// drainable stops in the middle of a record when it is told to.
+// drainable is a handler that stops in the middle of a record when it is told to drain.
 type drainable struct {
 	partitionFunc
 	drained chan struct{}

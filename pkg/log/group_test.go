@@ -43,7 +43,8 @@ func TestGroupReadsInOrderAndCommitsOnStop(t *testing.T) {
 	})
 }
 
-// effects is what would be durable outside: which records were carried out.
+// effects stands for a durable store outside the process: it counts how often each record was
+// carried out.
 type effects struct {
 	mu    sync.Mutex
 	count map[string]int
@@ -72,8 +73,8 @@ func (e *effects) repeated() (n int) {
 	return n
 }
 
-// pool is a handler that finishes records in any order, as a pool of workers
-// does; when its process is dead nothing more happens.
+// pool is a handler that finishes records in any order, as a pool of workers does. When its process
+// is dead, nothing more happens.
 type pool struct {
 	dead    func() bool
 	effects *effects
@@ -98,9 +99,9 @@ func (p *pool) Handle(ctx context.Context, msgs []*Msg) error {
 	return nil
 }
 
-// Six members die one after the other in the middle of their work, and what
-// they had not done is done by the next: nothing is lost, and what is done
-// twice is bounded by what was in flight.
+// Six members die one after the other in the middle of their work. The next member does what they
+// had not done. Nothing is lost, and the number of records that are done twice is bounded by the
+// number in flight.
 func TestNothingIsLostWhenMembersDie(t *testing.T) {
 	const partitions, each, kills, inFlight = 3, 2000, 6, 300
 	onClusters(t, partitions, func(t *testing.T, b *broker) {
@@ -149,8 +150,8 @@ func TestNothingIsLostWhenMembersDie(t *testing.T) {
 	})
 }
 
-// Members come and go gracefully while records flow: each record is carried out
-// exactly once, since whoever lets go of a partition finishes and commits first.
+// Members come and go gracefully while records flow. Each record is carried out exactly once,
+// because a member finishes and commits before it gives up a partition.
 func TestRebalanceHandsOverWithoutRepeats(t *testing.T) {
 	const partitions, rounds, each = 4, 40, 100
 	onClusters(t, partitions, func(t *testing.T, b *broker) {
@@ -158,8 +159,8 @@ func TestRebalanceHandsOverWithoutRepeats(t *testing.T) {
 		done := newEffects()
 		run := func() (*pool, *member) {
 			h := &pool{dead: func() bool { return false }, effects: done, slow: 3 * time.Second} // always some in flight
-			// No commits but those of hand-overs: the client waits for a join on
-			// a lock, which would stop the bubble's clock.
+			// Only hand-overs commit. Otherwise the client would wait for a join on a lock, which
+			// would stop the clock of the bubble.
 			return h, start(t, GroupConfig{
 				Conn: b.conn, Group: b.group, Topics: []string{b.topic}, CommitEvery: 1000 * time.Hour,
 				RevokeWait: time.Minute, DrainTimeout: time.Minute, SessionTimeout: time.Minute, // longer than any machine takes
@@ -204,8 +205,8 @@ func TestRebalanceHandsOverWithoutRepeats(t *testing.T) {
 	})
 }
 
-// The same in real time, with a commit under way at nearly every moment: none
-// arrives after its partition went to somebody else.
+// The same test in real time, with a commit under way at nearly every moment. No commit arrives
+// after its partition was given to another member.
 func TestRebalanceUnderConstantCommits(t *testing.T) {
 	t.Parallel()
 	c, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(4, "topic"))
@@ -218,7 +219,7 @@ func TestRebalanceUnderConstantCommits(t *testing.T) {
 	done := newEffects()
 	run := func() *member {
 		h := &pool{dead: func() bool { return false }, effects: done, slow: 100 * time.Millisecond}
-		// Its waits are longer than any machine takes: what is checked is order.
+		// The waits are longer than any machine takes, because this test checks only the order.
 		return start(t, GroupConfig{
 			Conn: b.conn, Group: "g", Topics: []string{"topic"}, CommitEvery: time.Millisecond,
 			RevokeWait: time.Minute, DrainTimeout: time.Minute, SessionTimeout: time.Minute,
@@ -271,8 +272,8 @@ func TestRebalanceUnderConstantCommits(t *testing.T) {
 	commits.check(t.Errorf)
 }
 
-// A member that is cut off learns that its partitions are lost: their context
-// ends, their work is dropped, and nothing it marks later is committed.
+// A member that is cut off learns that its partitions are lost. Their context ends, their work is
+// dropped, and nothing that the member marks later is committed.
 func TestLostPartitionsAreDropped(t *testing.T) {
 	onClusters(t, 1, func(t *testing.T, b *broker) {
 		b.append(t, numbered(b.topic, 0, 0, 10))
@@ -281,7 +282,7 @@ func TestLostPartitionsAreDropped(t *testing.T) {
 		ended := make(chan struct{}, 10)
 		lost := make(chan bool, 10)
 		m := start(t, GroupConfig{Conn: b.conn, Group: b.group, Topics: []string{b.topic}, CommitEvery: 100 * time.Millisecond,
-			DrainTimeout: time.Second, MaxInFlight: 2, // it is paused when it goes, and must not stay so
+			DrainTimeout: time.Second, MaxInFlight: 2, // the partition is paused when the member loses it, and must not stay paused
 			Events: GroupEvents{Gone: func(_ TopicPartition, l bool) { lost <- l }}},
 			handlerFunc(func(ctx context.Context, _ TopicPartition, msgs []*Msg) error {
 				context.AfterFunc(ctx, func() { ended <- struct{}{} })
@@ -291,7 +292,7 @@ func TestLostPartitionsAreDropped(t *testing.T) {
 		old := <-handed
 		old[0].Done()
 		b.waitCommitted(t, TopicPartition{b.topic, 0}, 1)
-		// The broker expels the member; it hears of it at its next heartbeat.
+		// The broker expels the member. The member learns that at its next heartbeat.
 		b.expel(t, b.group)
 		<-ended
 		if !<-lost {
@@ -321,7 +322,7 @@ func TestLostPartitionsAreDropped(t *testing.T) {
 	})
 }
 
-// expel takes every member out of a group, as an expired session would.
+// expel removes every member from a group, as an expired session would.
 func (b *broker) expel(t testing.TB, group string) {
 	t.Helper()
 	req := kmsg.NewPtrLeaveGroupRequest()
@@ -357,7 +358,7 @@ func TestAfterAssign(t *testing.T) {
 			return start(t, GroupConfig{Conn: b.conn, Group: b.group, Topics: []string{b.topic}}, handlerFunc(
 				func(_ context.Context, _ TopicPartition, msgs []*Msg) error {
 					for _, msg := range msgs {
-						if msg.Offset != 1 { // the next member meets it again
+						if msg.Offset != 1 { // the next member reads it again
 							msg.Done()
 						}
 						got <- seen{msg.Offset, msg.AfterAssign}

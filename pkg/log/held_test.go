@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// A partition is held for 9/10 of the session behind the last heartbeat that was
-// answered, counted from when it was sent. Whoever asks later waits for the next
-// one, or for the end of the partition.
+// A member counts as the owner of its partitions for 9/10 of the session. This time begins when the
+// last heartbeat that was answered was sent. A caller that asks later waits for the next answered
+// heartbeat, or for the end of the partition.
 func TestHeld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMembership(10 * time.Second)
@@ -54,7 +54,7 @@ func TestHeld(t *testing.T) {
 	})
 }
 
-// The wall clock counts where the monotonic one stood, and the other way round.
+// The wall clock counts if the monotonic clock stood still, and the other way round.
 func TestHeldByBothClocks(t *testing.T) {
 	now := time.Now()
 	for name, c := range map[string]struct {

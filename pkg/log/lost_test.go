@@ -7,8 +7,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Records that stand for lost ones are handed to nobody, and the group's mark
-// goes over them: in the middle, in a row, and as the last thing there is.
+// Records that stand for lost records are handed to no handler. The group's mark passes them in the
+// middle of a partition, several in a row, and at the end.
 func TestGroupGoesOverLostRecords(t *testing.T) {
 	onClusters(t, 1, func(t *testing.T, b *broker) {
 		tp := TopicPartition{b.topic, 0}

@@ -17,16 +17,15 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// broker is a cluster: of one in memory, on a network that testing/synctest can
-// see through, or a real one.
+// broker is a Kafka cluster: either one broker in memory, on a network that works in a bubble of
+// testing/synctest, or a real cluster.
 type broker struct {
 	*kfake.Cluster // nil: a real one
 	conn           Conn
-	topic, group   string // topic exists; nobody else uses either
+	topic, group   string // the topic exists; no other test uses the topic or the group
 }
 
-// onClusters runs fn on the broker in memory, in a bubble, and on a real Kafka
-// where there is one.
+// onClusters runs fn on the broker in memory, in a bubble, and on a real Kafka if there is one.
 func onClusters(t *testing.T, partitions int32, fn func(t *testing.T, b *broker)) {
 	t.Parallel()
 	t.Run("memory", func(t *testing.T) {
@@ -135,8 +134,8 @@ func (b *broker) committed(t testing.TB, group string) map[TopicPartition]int64 
 	return m
 }
 
-// waitCommitted waits until the group has committed that offset. Errors are waited
-// out too: a cluster that never had a group has no coordinator at first.
+// waitCommitted waits until the group has committed the offset at. It also waits after an error,
+// because a cluster that never had a group has no coordinator at first.
 func (b *broker) waitCommitted(t testing.TB, tp TopicPartition, at int64) {
 	t.Helper()
 	adm := b.admin(t)

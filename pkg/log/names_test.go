@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// Two installations with prefixes of their own, and one without, use the same names on the
-// same brokers and see nothing of one another: topics, groups, positions, trimming.
+// Two installations with prefixes of their own, and one without a prefix, use the same names on the
+// same brokers. They see nothing of one another: no topics, groups or positions, and no trimming.
 func TestPrefixesDoNotMeet(t *testing.T) {
 	onClusters(t, 2, func(t *testing.T, b *broker) {
 		topic, group := b.topic, b.group
@@ -74,7 +74,7 @@ func TestPrefixesDoNotMeet(t *testing.T) {
 		} else if f := c.Check(AdminConfig{Conn: blue.cfg.Conn, MinInSync: 7}, map[string]int{topic: 2}); !slices.ContainsFunc(f, func(f Finding) bool { return strings.Contains(f.Repair, "--entity-name blue-"+topic+" ") }) {
 			t.Errorf("%+v", f)
 		}
-		// What the brokers themselves call them.
+		// These are the names that the brokers themselves use.
 		plain := b.admin(t)
 		if has, err := plain.Partitions(t.Context(), topic, "red."+topic, "blue-"+topic); err != nil || len(has) != 3 {
 			t.Errorf("%v, %v", has, err)
@@ -87,7 +87,8 @@ func TestPrefixesDoNotMeet(t *testing.T) {
 	})
 }
 
-// reads reads a partition of two records, without a group.
+// reads reads, without a group, a partition with two records, and checks that both have the given
+// value.
 func (b *broker) reads(t *testing.T, tp TopicPartition, value string) {
 	t.Helper()
 	r, err := NewReader(b.conn)

@@ -9,8 +9,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-// wire is one process's network: cut it and the process is gone, as far as the
-// broker and the other members can tell.
+// wire is the network of one process. After a cut, the process is gone for the broker and for the
+// other members.
 type wire struct {
 	dial  func(ctx context.Context, network, address string) (net.Conn, error)
 	mu    sync.Mutex
@@ -60,8 +60,8 @@ func (w *wire) killed() bool {
 	return w.cut
 }
 
-// freeze makes the broker take requests and answer none, as SIGSTOP would; the
-// returned function ends it for requests that come later.
+// freeze makes the broker accept requests and answer none, as SIGSTOP would. The returned function
+// ends this for later requests.
 func (b *broker) freeze() (thaw func()) {
 	var mu sync.Mutex
 	frozen := true

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// load appends numbered records from many callers until it is told to end, and
-// remembers what became of each.
+// load appends numbered records from many callers until it is told to end, and records the result
+// of each.
 type load struct {
 	topic   string
 	callers int
@@ -23,19 +23,19 @@ type load struct {
 	acked  map[string]time.Time
 	failed map[string]error
 	errors map[int]int // by caller
-	first  time.Time   // error
+	first  time.Time   // time of the first error
 	gap    time.Duration
-	last   time.Time // acknowledgement
+	last   time.Time // time of the last acknowledgement
 
-	longest atomic.Int64 // Append, ns
+	longest atomic.Int64 // longest Append, in ns
 }
 
 func newLoad(topic string, callers int) *load {
 	return &load{topic: topic, callers: callers, acked: map[string]time.Time{}, failed: map[string]error{}, errors: map[int]int{}}
 }
 
-// run is one caller: its records go to one partition, each after the one before
-// it was answered.
+// run is one caller. Its records go to one partition, and it appends each record after the answer
+// to the one before.
 func (l *load) run(ctx context.Context, p *Producer, caller int) {
 	for n := 0; ctx.Err() == nil; n++ {
 		id := fmt.Sprintf("%d-%06d", caller, n)
@@ -60,7 +60,7 @@ func (l *load) run(ctx context.Context, p *Producer, caller int) {
 	}
 }
 
-// wait waits for cond with the lock held.
+// wait waits until cond returns true. It calls cond with the lock held.
 func (l *load) wait(t *testing.T, what string, cond func() bool) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
@@ -76,9 +76,9 @@ func (l *load) wait(t *testing.T, what string, cond func() bool) {
 	}
 }
 
-// check reads the topic: everything acknowledged is there, once and in its
-// caller's order. It returns how many are not, and how many are there that were
-// answered with an error.
+// check reads the topic and checks that every acknowledged record is there once, and in the order
+// of its caller. It returns how many acknowledged records are missing, and how many records are
+// there although they were answered with an error.
 func (l *load) check(t *testing.T, b *broker) (lost, storedAnyway int) {
 	t.Helper()
 	count := make(map[string]int)
@@ -112,10 +112,10 @@ func (l *load) check(t *testing.T, b *broker) (lost, storedAnyway int) {
 	return lost, storedAnyway
 }
 
-// A broker that is killed, or frozen, under load is noticed while it is away, by
-// those who append, by those who wait for AppendFunc without a deadline, and by the
-// probe; when it is back everything acknowledged is there, in order, and appends go
-// on. The default producer of the library would report nothing for the whole outage.
+// A broker is killed or frozen under load. While it is away, callers of Append, callers that wait
+// for AppendFunc without a deadline, and the probe notice it. When it is back, everything
+// acknowledged is there, in order, and appends continue. The default producer of the library would
+// report nothing during the whole outage.
 func TestBrokerAway(t *testing.T) {
 	t.Parallel()
 	for name, x := range map[string]struct{ away, back func(k *ownKafka) }{
@@ -169,7 +169,7 @@ func TestBrokerAway(t *testing.T) {
 					t.Errorf("without a deadline: %v", err)
 				}
 			})
-			// It stays away until everybody knows.
+			// The broker stays away until everybody has noticed it.
 			l.wait(t, "every caller has had two errors, the probe and AppendFunc one", func() bool {
 				if len(l.errors) < l.callers || noticed == 0 || answered == 0 {
 					return false
@@ -226,8 +226,8 @@ func TestThreeBrokers(t *testing.T) {
 	t.Run("one dies", func(t *testing.T) { oneOfThreeDies(t, k, a) })
 }
 
-// oneOfThreeDies kills a broker that leads for good: what was acknowledged is there, also
-// for those who read in its rack, and the others go on.
+// oneOfThreeDies kills for good a broker that leads a partition. Everything acknowledged is still
+// there, also for readers in the rack of that broker, and the other brokers continue.
 func oneOfThreeDies(t *testing.T, k *ownKafka, a *Admin) {
 	conn := Conn{Brokers: k.brokers}
 	want := map[string]int{"three": 3}

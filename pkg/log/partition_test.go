@@ -9,8 +9,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// A record must land where every other Kafka client would put it: compared with
-// the partitioner kgo uses by default, which follows the Java client.
+// A record must go to the same partition as with every other Kafka client. The test compares with
+// the default partitioner of kgo, which follows the Java client.
 func TestPartitionIsKafkas(t *testing.T) {
 	t.Parallel()
 	theirs := kgo.StickyKeyPartitioner(nil).ForTopic("t")
@@ -45,8 +45,8 @@ func BenchmarkPartition(b *testing.B) {
 	}
 }
 
-// The store of profiles computes the same hash by itself: enginetest.Prefs holds it to
-// these parts.
+// The store of profiles computes the same hash by itself. enginetest.Prefs checks that it gives
+// these parts, too.
 func TestPartitionOfProfiles(t *testing.T) {
 	for user, part := range map[string]int32{
 		"a": 4, "ab": 14, "abc": 3, "abcd": 20, "ü": 2, "user-1": 32, "user-22": 15, "user-333": 32, "user0000017": 20, "0123456789abcdef0": 6, "日本語": 22, "abcde": 1, "abcdefg": 13, "zz": 6,

@@ -17,7 +17,7 @@ func isLogUnavailable(err error) bool {
 	return ok && e.Kind == notify.KindUnavailable && e.Code == "log"
 }
 
-// bothWays runs fn in a bubble for each way an append may go.
+// bothWays runs fn in a bubble for each of the two ways of an append.
 func bothWays(t *testing.T, fn func(t *testing.T, n Brokers)) {
 	for name, n := range map[string]Brokers{"many brokers": ManyBrokers, "one broker": OneBroker} {
 		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { fn(t, n) }) })
@@ -123,7 +123,7 @@ func TestAppendRefusesWhatIsTooLargeWhole(t *testing.T) {
 		if got := b.collect(t, "topic"); len(got) != 1 {
 			t.Errorf("%d records stored, want 1", len(got))
 		}
-		// The broker's own limit, which a foreign cluster may have set lower.
+		// This is the broker's own limit, which another cluster may have set lower.
 		p = newProducer(t, ProducerConfig{Conn: b.conn, MaxRecordBytes: 4_000_000})
 		if err := p.Append(t.Context(), []Record{{Topic: "topic", Value: make([]byte, 3_000_000)}}); notify.KindOf(err) != notify.KindTooLarge {
 			t.Errorf("%v, want too large", err)
@@ -131,8 +131,8 @@ func TestAppendRefusesWhatIsTooLargeWhole(t *testing.T) {
 	})
 }
 
-// Within a second of a freeze, an append under way and those that come later
-// are answered with an error, and the probe knows; afterwards all goes on.
+// Within a second after the broker froze, the append under way and later appends get an error, and
+// the probe knows it. Afterwards everything continues.
 func TestFrozenBrokerIsNoticedWithinASecond(t *testing.T) {
 	bothWays(t, func(t *testing.T, n Brokers) {
 		b := newBroker(t, 1, "topic")
@@ -228,8 +228,8 @@ func TestAppendEndsWithItsContext(t *testing.T) {
 	})
 }
 
-// Appends whose context never ends share the end of their turn: it lies at most
-// a sixteenth before that of a timeout of their own, and never behind it.
+// Appends whose context never ends share a deadline. It is at most a sixteenth of the timeout
+// earlier than a deadline of their own would be, and never later.
 func TestTurnsEndNoLaterThanTheirLength(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		turn := deadlineContexts{length: time.Second}
@@ -281,8 +281,8 @@ func TestAppendsThatCannotBeCancelledGiveUp(t *testing.T) {
 	})
 }
 
-// Callers may reuse their slices after a nil error, and many at once keep each
-// one's own order.
+// Callers may reuse their slices after a nil error. The records of each caller stay in order, even
+// if many callers append at once.
 func TestConcurrentAppendsKeepEachOnesOrder(t *testing.T) {
 	onClusters(t, 3, func(t *testing.T, b *broker) {
 		p := newProducer(t, ProducerConfig{Conn: b.conn, AppendTimeout: time.Minute})

@@ -60,13 +60,13 @@ func readsByRack(t *testing.T, a *Admin, brokers []string) {
 		t.Fatal(err)
 	}
 	p := newProducer(t, ProducerConfig{Conn: Conn{Brokers: brokers}, AppendTimeout: time.Minute})
-	leaders := map[string]int{} // bytes that each leads
+	leaders := map[string]int{} // bytes in the partitions that each broker leads
 	for part := range int32(parts) {
 		leaders[brokers[details["racks"].Partitions[part].Leader-1]] += each * size
 		var recs []Record
 		for range each {
 			value := make([]byte, size)
-			_, _ = rand.Read(value) // it never fails, and this is not made smaller by compression
+			_, _ = rand.Read(value) // never fails; random bytes do not become smaller by compression
 			recs = append(recs, Record{Topic: "racks", Partition: part, Value: value})
 		}
 		if err := p.Append(t.Context(), recs); err != nil {

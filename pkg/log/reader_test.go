@@ -78,9 +78,10 @@ func TestReaderSkipsNothing(t *testing.T) {
 			}
 		}
 		if b.Cluster == nil {
-			return // a real one may have handed out what comes next already
+			return // a real broker may have returned the next records already
 		}
-		// Trimmed while it reads: what it had fetched comes, then the error.
+		// The partition is trimmed while the reader reads. The reader still passes on what it had
+		// fetched, and then returns the error.
 		err := r.Run(t.Context(), map[TopicPartition]int64{tp: 10}, func(_ TopicPartition, recs []Record) error {
 			if recs[len(recs)-1].Offset == 19 {
 				for i := range 5 {

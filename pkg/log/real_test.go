@@ -15,7 +15,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine/enginetest"
 )
 
-// ownKafka are brokers that one test alone has, to stop and kill.
+// ownKafka has brokers that only one test uses, so that it can stop and kill them.
 type ownKafka struct {
 	t       testing.TB
 	dir     string
@@ -24,9 +24,8 @@ type ownKafka struct {
 	nodes   int
 }
 
-// startKafka starts one broker or three through scripts/engines/kafka.sh, on ports
-// nobody listens at, and stops them at the end. Where no engines are provisioned
-// the test is skipped.
+// startKafka starts one broker or three through scripts/engines/kafka.sh, on free ports, and stops
+// them at the end. If no engines are provisioned, the test is skipped.
 func startKafka(t testing.TB, nodes int, env ...string) *ownKafka {
 	t.Helper()
 	enginetest.Server(t, enginetest.KafkaEnv)

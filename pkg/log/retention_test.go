@@ -11,9 +11,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/setting"
 )
 
-// TestRetentionTakesNothingUnread: a record that no group has read for longer than any
-// retention there was stays in its lane, while a broker that applies one removes the
-// same record from a topic beside it.
+// TestRetentionTakesNothingUnread: a record that no group has read stays in its lane, although it
+// is older than any retention. The broker removes the same record from another topic that has a
+// retention.
 func TestRetentionTakesNothingUnread(t *testing.T) {
 	k := startKafka(t, 1, "KAFKA_RETENTION_CHECK_MS=200")
 	conn := Conn{Brokers: k.brokers}
@@ -44,8 +44,8 @@ func TestRetentionTakesNothingUnread(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Topics are looked at in one pass, some of them behind the week's: a second record
-	// that goes from there shows that a pass has ended.
+	// The broker checks all topics in one pass, some of them after the topic with the retention of
+	// a week. So when a second record has gone from that topic, a whole pass has ended.
 	for want := int64(1); want <= 2; want++ {
 		for {
 			starts, err := a.StartOffsets(ctx, topics...)

@@ -30,15 +30,15 @@ import (
 	"github.com/notifyd/notifyd/pkg/secrets"
 )
 
-// papers are files of a throw-away authority, as scripts/engines/certs.sh makes
-// them, and what the user notifyd says.
+// papers has the files of a temporary certificate authority, as scripts/engines/certs.sh makes
+// them, and the password of the user notifyd.
 type papers struct {
 	dir, password string
 }
 
 func (p papers) file(name string) string { return filepath.Join(p.dir, name) }
 
-// secret makes a file of a mode, whatever the umask is.
+// secret makes a file with the given mode, whatever the umask is.
 func (p papers) secret(t *testing.T, name, content string, mode os.FileMode) string {
 	t.Helper()
 	err := os.WriteFile(p.file(name), []byte(content), 0o600)
@@ -51,7 +51,7 @@ func (p papers) secret(t *testing.T, name, content string, mode os.FileMode) str
 	return p.file(name)
 }
 
-// conn is how a client with everything right connects.
+// conn returns a Conn in which everything is right.
 func (p papers) conn(brokers ...string) Conn {
 	return Conn{
 		Brokers: brokers,
@@ -60,7 +60,7 @@ func (p papers) conn(brokers ...string) Conn {
 	}
 }
 
-// makePapers is certs.sh for tests that must do without openssl.
+// makePapers makes the same files as certs.sh, without openssl.
 func makePapers(t *testing.T) papers {
 	t.Helper()
 	p := papers{t.TempDir(), "secret-" + rand.Text()}
@@ -110,8 +110,8 @@ func makePapers(t *testing.T) papers {
 	return p
 }
 
-// Every way of connecting wrongly fails, and says so without the password; the
-// right one works, for each kind of client.
+// Every wrong way to connect fails, with an error that does not contain the password. The right way
+// works for each kind of client.
 func TestSecured(t *testing.T) {
 	t.Parallel()
 	t.Run("memory", func(t *testing.T) {
@@ -232,7 +232,7 @@ func secured(t *testing.T, p papers, addr string, mechanisms ...Mechanism) {
 			if err2 != nil && regexp.MustCompile(x.says).MatchString(err2.Error()) {
 				break
 			}
-			if err2 == nil || time.Now().After(end) { // else a busy machine was too slow to say it
+			if err2 == nil || time.Now().After(end) { // otherwise the machine was too busy to give the answer in time
 				t.Errorf("%s: %v, want one that says %s", name, err2, x.says)
 				break
 			}
@@ -244,7 +244,7 @@ func secured(t *testing.T, p papers, addr string, mechanisms ...Mechanism) {
 	}
 }
 
-// lockedBuffer is written to by many.
+// lockedBuffer is a buffer that several goroutines may write to.
 type lockedBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -262,7 +262,7 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-// However a connection is printed, the password is not there.
+// However a connection is printed, the text does not contain the password.
 func TestPasswordsAreNeverPrinted(t *testing.T) {
 	t.Setenv("STREAM_TEST_PASSWORD", "hunter2")
 	conn := Conn{Brokers: []string{"b:1"}, SASL: &SASL{User: "notifyd", Password: fromEnv("STREAM_TEST_PASSWORD")}, TLS: secrets.TLS{Enabled: true}, Rack: "a"}
@@ -331,7 +331,7 @@ func TestConnIsChecked(t *testing.T) {
 	}
 }
 
-// The short way of the embedded broker is not for a cluster.
+// OneBroker, the short way to the embedded broker, is refused for a cluster.
 func TestOneBrokerIsNoCluster(t *testing.T) {
 	t.Parallel()
 	for _, c := range []Conn{{Brokers: []string{"a:1", "b:1"}}, {Brokers: []string{"a:1"}, TLS: secrets.TLS{Enabled: true}}} {

@@ -11,7 +11,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// named returns a name that nobody else uses, and sees to its end.
+// named returns the name of a topic that no other test uses, and deletes that topic at the end of
+// the test.
 func (b *broker) named(t testing.TB, name string) string {
 	name = b.topic + "-" + name
 	b.deleteLater(t, name)
@@ -69,8 +70,8 @@ func TestGrow(t *testing.T) {
 	})
 }
 
-// Keys are spread over as many partitions as the producer is told, from one append to the
-// next, however many the topic has; and none are appended while that is not known.
+// Keys are spread over as many partitions as the producer is told before each append, however many
+// the topic has. While that number is not known, nothing is appended.
 func TestKeysGoWhereTheyAreTold(t *testing.T) {
 	onClusters(t, 8, func(t *testing.T, b *broker) {
 		parts, unknown := 2, error(nil)
@@ -115,8 +116,8 @@ func TestKeysGoWhereTheyAreTold(t *testing.T) {
 	})
 }
 
-// A topic that has too few partitions is said to, and left as it is; what is
-// missing beside it is created.
+// A topic that has too few partitions is reported and left as it is. Topics that are missing are
+// created.
 func TestTopicsAreNeverChanged(t *testing.T) {
 	onClusters(t, 2, func(t *testing.T, b *broker) {
 		a := b.admin(t)
@@ -140,7 +141,7 @@ func TestTopicsAreNeverChanged(t *testing.T) {
 	})
 }
 
-// What EnsureTopics makes, Check has nothing to say about, and Describe shows.
+// Check finds no fault with the topics that EnsureTopics makes, and Describe shows them.
 func TestDescribe(t *testing.T) {
 	onClusters(t, 2, func(t *testing.T, b *broker) {
 		cfg := AdminConfig{Conn: b.conn, Replication: 1, MinInSync: 1}
@@ -176,8 +177,8 @@ func TestDescribe(t *testing.T) {
 	})
 }
 
-// Every setting that would lose something, or stop it, is found, and the repair
-// names it.
+// Check finds every setting that would lose records or stop the log, and the repair names the
+// setting.
 func TestCheck(t *testing.T) {
 	t.Parallel()
 	cfg := AdminConfig{Replication: 3, MinInSync: 2, MaxRecordBytes: 1_000_000, Keep: 7 * 24 * time.Hour}

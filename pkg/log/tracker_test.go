@@ -6,8 +6,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Whatever the order in which records are done, the mark is the offset of the
-// first one that is not, and never goes back.
+// Whatever the order in which records are done, the mark is the offset of the first record that is
+// not done, and never goes back.
 func TestTrackerMarkIsTheFirstNotDone(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

@@ -13,8 +13,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// What was cancelled is recorded at its time, and again until that succeeds;
-// nothing of it is published, and its minute is closed only afterwards.
+// When a cancelled schedule is due, the engine records it as cancelled, and tries again until that
+// succeeds. It publishes none of its timers, and closes their minute only afterwards.
 func TestCancelledIsRecorded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()

@@ -16,8 +16,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// backlogSim is a sim with n timers that were due in the hour before an engine
-// starts, and one on time every ms for the minute after.
+// backlogSim returns a sim with n timers that became due in the hour before an engine starts, and
+// with one timer that becomes due in each millisecond of the minute after that.
 func backlogSim(t *testing.T, n int, change ...func(*Config)) *sim {
 	s := newSim(t, append([]func(*Config){func(c *Config) { c.CatchUpRate = 2000 }}, change...)...)
 	s.keeps = true
@@ -39,14 +39,14 @@ func backlogSim(t *testing.T, n int, change ...func(*Config)) *sim {
 	return s
 }
 
-// An outage's backlog is paced, in due order, within the time that was told,
-// and what is on time does not wait for it.
+// The backlog of an outage is released at a limited pace, in the order of the due times, and within
+// the time that Stats has estimated. Timers that are on time do not wait for it.
 func TestCatchUpBesideOnTimeWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 60_000
 		s := backlogSim(t, n)
 		defer s.close()
-		s.takes = 20 * time.Millisecond // a Publish: 2 at once would not do for both
+		s.takes = 20 * time.Millisecond // duration of one Publish; two calls at a time would not be enough for both kinds of timers
 		a := s.start("a")
 		wait(time.Second)
 		b := a.e.Stats().Backlog
@@ -82,11 +82,12 @@ func TestCatchUpBesideOnTimeWork(t *testing.T) {
 		if len(onTime) < 60_000 || p99 > 50*time.Millisecond {
 			t.Errorf("%d on time, p99 %v", len(onTime), p99)
 		}
-		// What was due in the last 10 s is not late enough.
+		// Timers that became due in the last 10 s do not count as backlog.
 		if caught+len(onTime) != n+60_000 || caught < n-200 {
 			t.Errorf("caught up with %d of %d", caught, n)
 		}
-		// In due order, but for what two publishers and the shards' pages mix.
+		// The order is that of the due times. Only two publishers and the pages of the shards may
+		// mix it.
 		for i := range order {
 			if i > 0 && order[i].Before(order[max(0, i-1)].Add(-2*time.Minute)) {
 				t.Fatalf("released %v behind %v", order[i], order[i-1])
@@ -99,8 +100,8 @@ func TestCatchUpBesideOnTimeWork(t *testing.T) {
 	})
 }
 
-// A backlog larger than memory: what is loaded stays within its limit, minute by
-// minute is dropped, and the watermark follows.
+// With a backlog larger than memory, the number of loaded timers stays within its limit. The
+// minutes of the backlog are dropped one by one, and the watermark follows.
 func TestCatchUpInBoundedMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 30_000
@@ -125,7 +126,7 @@ func TestCatchUpInBoundedMemory(t *testing.T) {
 			}
 			last = low
 		}
-		// 4,000, a quarter on top, and a page of each lane and shard.
+		// The limit is 4,000, plus a quarter, plus a page for each lane and shard.
 		if most > 5000+2*4*64 {
 			t.Errorf("%d timers in memory", most)
 		}
@@ -143,8 +144,8 @@ func TestCatchUpInBoundedMemory(t *testing.T) {
 	})
 }
 
-// The closer leaves what catching up has not passed alone: each row of the
-// backlog is read to be counted, to be released, and never again.
+// The closing of minutes leaves alone what the catch-up has not passed. So each row of the backlog
+// is read once to be counted and once to be released, and never again.
 func TestBacklogIsReadOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 6000
@@ -160,8 +161,8 @@ func TestBacklogIsReadOnce(t *testing.T) {
 	})
 }
 
-// The log is away for an hour: memory is bounded, and when it is back what has
-// become due since is released on time at once, with the backlog beside it.
+// The log is away for an hour, and memory stays bounded. When the log is back, timers that become
+// due are at once released on time, and the backlog is released beside them.
 func TestLogOutageBecomesBacklog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t, func(c *Config) { c.MaxPending = 2000; c.CatchUpRate = 100 })
@@ -212,9 +213,9 @@ func TestLogOutageBecomesBacklog(t *testing.T) {
 	})
 }
 
-// secondPage is a store that does something before it returns the second page of
-// a minute's scan, once it is armed, and delays every scan of the minute from then
-// on: what the catch-up would read meanwhile.
+// secondPage is a store that calls the function do before it returns the second page of the scan
+// that closes the minute. From then on it delays every scan of that minute, so that the catch-up
+// cannot read the minute in the meantime.
 type secondPage struct {
 	engine.Timers
 	minute int64
@@ -244,8 +245,8 @@ func (s *secondPage) Drop(ctx context.Context, p engine.TimerPartition) error {
 	return s.Timers.Drop(ctx, p)
 }
 
-// An entry is given up while its minute is scanned for its close, behind the page
-// on which the scan met it. The owner must not take the minute for complete: it would
+// While the engine scans a minute to close it, the engine gives up an entry that stands on an
+// earlier page of the scan. The owner must not regard the minute as complete. Otherwise it would
 // drop the partition with a timer in it that was never released.
 func TestForgottenWhileClosing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -306,7 +307,7 @@ func TestForgottenWhileClosing(t *testing.T) {
 	})
 }
 
-// untilForgotten waits until the engine has given something up.
+// untilForgotten waits until the engine has given up an entry.
 func untilForgotten(e *Engine) {
 	for given := false; !given; {
 		wait(time.Millisecond)
@@ -318,7 +319,7 @@ func untilForgotten(e *Engine) {
 	}
 }
 
-// A refused timer of the backlog does not stop it.
+// A refused timer in the backlog does not stop the release of the others.
 func TestRefusedInTheBacklog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, func(c *Config) { c.Shards = 1 })
@@ -346,16 +347,16 @@ func TestRefusedInTheBacklog(t *testing.T) {
 	})
 }
 
-// Engines share the rate of the catch-up: three together release no more than one alone
-// may, also while one dies and while another joins, and all of it again once the shards
-// of the dead one have other owners.
+// Engines share the rate of the catch-up: three engines together release no more than one engine
+// alone may, even while one dies or another joins. When the shards of the dead engine have other
+// owners, the engines use the full rate again.
 func TestEnginesShareTheCatchUpRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const perSecond = 400
 		s := backlogSim(t, 80_000, func(c *Config) { c.CatchUpRate = perSecond; c.Shards = 12 })
 		s.keeps = false // shards go to the engines that should have them
 		defer s.close()
-		// caught counts what is released of the backlog in each of so many seconds.
+		// caught returns how many timers of the backlog are released in each of the next seconds.
 		caught := func(seconds int) (each []int) {
 			for range seconds {
 				was := s.caught()
@@ -367,7 +368,8 @@ func TestEnginesShareTheCatchUpRate(t *testing.T) {
 		within := func(when string, each []int) {
 			t.Helper()
 			for _, n := range each {
-				// In one second what was saved up (100 ms) and a batch of each engine on top.
+				// A second may also contain what was saved up (100 ms), and one batch of each
+				// engine.
 				if n > perSecond*13/10 {
 					t.Errorf("%s: %d in one second of %v at %d a second", when, n, each, perSecond)
 				}
@@ -400,7 +402,7 @@ func TestEnginesShareTheCatchUpRate(t *testing.T) {
 	})
 }
 
-// caught is how many timers were released by the catch-up.
+// caught returns how many timers the catch-up has released.
 func (s *sim) caught() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

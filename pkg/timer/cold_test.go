@@ -27,8 +27,8 @@ func (s *sim) cold() (n int) {
 	return n
 }
 
-// What is more than 30 days ahead waits in the cold table, comes to the hot one
-// a day before, and fires at its time.
+// A timer that is due in more than 30 days waits in the cold table. It moves to the hot table a day
+// before it is due, and fires on time.
 func TestColdTimers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t, slowPoll)
@@ -63,7 +63,8 @@ func TestColdTimers(t *testing.T) {
 	})
 }
 
-// No engine ran for days: missed days are promoted, also rows that are overdue already.
+// If no engine ran for days, the next engine promotes the days that were missed, also rows that are
+// overdue already.
 func TestColdDaysThatWereMissed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t, slowPoll)
@@ -94,8 +95,8 @@ func TestColdDaysThatWereMissed(t *testing.T) {
 	})
 }
 
-// The cold table cannot be reached while its days pass: what is overdue then is
-// put under the minute of now, and released at once.
+// The cold table cannot be reached on the days on which its rows must move. Rows that are overdue
+// afterwards are stored under the current minute and released at once.
 func TestColdTableWasAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t, slowPoll)
@@ -114,8 +115,8 @@ func TestColdTableWasAway(t *testing.T) {
 	})
 }
 
-// A promotion is cut short anywhere: it is begun again, and nothing is dropped
-// before all of it is in the hot table.
+// A promotion that is interrupted at any point is begun again. Nothing is dropped before all of its
+// rows are in the hot table.
 func TestPromotionCutShort(t *testing.T) {
 	for cut := range 7 { // six pages, and the end
 		synctest.Test(t, func(t *testing.T) {
@@ -156,7 +157,8 @@ func TestPromotionCutShort(t *testing.T) {
 	}
 }
 
-// A schedule is cancelled while it is cold, or overdue in it: it stays so.
+// A schedule that is cancelled while its timers are in the cold table stays cancelled, even if the
+// timers are overdue there.
 func TestCancelledWhileCold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t, slowPoll)
@@ -178,8 +180,7 @@ func TestCancelledWhileCold(t *testing.T) {
 	})
 }
 
-// Schedules are forgotten 30 days after their fire time, never while they are
-// pending.
+// Schedules are purged 30 days after their fire time, but never while they are pending.
 func TestPurge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t, slowPoll)
@@ -216,8 +217,8 @@ func TestPurge(t *testing.T) {
 	})
 }
 
-// After an outage of more than 30 days, of everything or of the cold table, a
-// cancelled schedule's head is still there when its timers are met.
+// After an outage of more than 30 days, of everything or only of the cold table, the head of a
+// cancelled schedule still exists when the engine reads the timers of the schedule.
 func TestPurgeSparesThePending(t *testing.T) {
 	for _, in := range []time.Duration{time.Hour, 31 * aDay} { // hot, cold
 		synctest.Test(t, func(t *testing.T) {
@@ -233,7 +234,7 @@ func TestPurgeSparesThePending(t *testing.T) {
 				for _, method := range []string{"Timers.Scan", "ColdTimers.Scan"} {
 					up = append(up, p.Add(faulty.Rule{Method: method, Err: faulty.ErrDown}))
 				}
-				// The engine closes the minutes of the outage while overdue rows are put.
+				// The engine closes the minutes of the outage while overdue rows are being stored.
 				p.Add(faulty.Rule{Method: "Timers.Put", Times: 1, Hook: sleepHook(5 * time.Second)})
 			}
 			if in > 30*aDay {

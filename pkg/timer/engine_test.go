@@ -24,8 +24,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// rig is an engine over a store that outlives it, and a Publish that remembers
-// when each timer came.
+// rig has an engine, a store that outlives the engine, and a Publish that records when each timer
+// was released.
 type rig struct {
 	t     *testing.T
 	cfg   Config
@@ -86,7 +86,7 @@ func (r *rig) run() {
 	synctest.Wait()
 }
 
-// crash ends the life; the next one knows what the store holds.
+// crash ends the engine's life. The next life knows only what is in the store.
 func (r *rig) crash() {
 	r.stop()
 	if err := <-r.done; err != nil {
@@ -112,7 +112,7 @@ func (r *rig) times(id string) []time.Time {
 	return slices.Clone(r.came[id])
 }
 
-// left is how many rows the store holds.
+// left returns the number of rows in the store.
 func (r *rig) left() int {
 	n := 0
 	if err := r.store.Pending(context.Background(), func(*engine.Timer) error { n++; return nil }); err != nil {
@@ -159,8 +159,8 @@ func TestReleasesAtItsTime(t *testing.T) {
 	})
 }
 
-// A row written behind the load cursor is not met by a scan; it goes into the
-// wheel as it is stored.
+// No scan reads a row that is written behind the load cursor. The row goes into the wheel when it
+// is stored.
 func TestParkBehindTheLoadCursor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, func(c *Config) { c.Poll = time.Minute; c.Lookahead = time.Minute })
@@ -229,8 +229,8 @@ func TestParkBeforeRun(t *testing.T) {
 		r.park("later", time.Minute)
 		r.run()
 		wait(2 * time.Second)
-		// Twice, if at all: the row in the closed minute stays, and is met below
-		// the watermark.
+		// The timer may be released twice: the row in the closed minute stays, and is found again
+		// below the watermark.
 		if n := len(r.times("due long ago")); n == 0 {
 			t.Fatal("not released")
 		}
@@ -242,8 +242,8 @@ func TestParkBeforeRun(t *testing.T) {
 	})
 }
 
-// Rows below the watermark, left by a writer that died between its Put and the
-// next: released once more, and removed.
+// A writer that dies between its two Puts leaves a row below the watermark. The row is released
+// once more and removed.
 func TestRowsBelowTheWatermark(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
@@ -265,7 +265,7 @@ func TestRowsBelowTheWatermark(t *testing.T) {
 	})
 }
 
-// A crash before the watermark moves releases the same ids again, and no other.
+// After a crash before the watermark has moved, the same ids are released again, and no others.
 func TestCrashReleasesAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
@@ -289,7 +289,7 @@ func TestCrashReleasesAgain(t *testing.T) {
 	})
 }
 
-// The store is away, then the log: everything is released when they are back.
+// The store or the log is away. When it is back, everything is released.
 func TestOutages(t *testing.T) {
 	for _, away := range []string{"store", "log"} {
 		t.Run(away, func(t *testing.T) {
@@ -328,7 +328,7 @@ func TestOutages(t *testing.T) {
 	}
 }
 
-// The log is away past a minute's close, and the process dies: the minute was
+// If the log is away until after the close of a minute, and the process dies then, the minute was
 // not dropped.
 func TestCrashWhileTheLogIsAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -374,7 +374,7 @@ func TestParkWhileFull(t *testing.T) {
 
 var refusal error = &notify.Error{Kind: notify.KindTooLarge, Code: "record_too_large"}
 
-// A batch the log refuses for one timer in it goes on without that one.
+// If the log refuses a batch because of one timer, the other timers of the batch are published.
 func TestRefusedTimer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var logged bytes.Buffer
@@ -439,8 +439,8 @@ func TestCloseMovesTheWatermark(t *testing.T) {
 	})
 }
 
-// A payload that cannot be read holds no other timer up. A timer of a newer release is
-// not appended, and the error lets the engine put it off alone.
+// A payload that cannot be read delays no other timer. A timer of a newer release is not appended,
+// and the error allows the engine to put off only this timer.
 func TestToLog(t *testing.T) {
 	var w notify.ReceiverWriter
 	w.Append(notify.Receiver{User: []byte("ann")})

@@ -11,27 +11,26 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine/faulty"
 )
 
-// expected is the naive model of one schedule: what its owner was answered.
+// expected is the simple model of one schedule: what its owner was told by the answers.
 type expected struct {
 	schedule
 	name      string
 	gen       uint32
 	fireAt    int64
 	cancelled bool
-	// maybe: an answer got lost, so it may be cancelled, or of the next
+	// maybe means that an answer was lost. So the schedule may be cancelled, or have the next
 	// generation.
 	maybe    bool
 	unstored bool // create was not answered: nothing is promised
 }
 
-// TestRandomSchedules runs random schedules, cancels and reschedules through
-// crashes, pauses, clock steps, delayed writes and outages of everything, and
-// holds what was released against a model that knows only the answers: every
-// schedule that stands fires, all its chunks of one generation, none early; a
-// cancelled one never does.
+// TestRandomSchedules runs random schedules, cancels and reschedules through crashes, pauses, clock
+// steps, delayed writes and outages of everything. It compares the released timers with a model
+// that knows only the answers. Every schedule that was not cancelled fires: all its chunks, in one
+// generation, and none early. A cancelled schedule never fires.
 func TestRandomSchedules(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		// Drawn before the bubble begins: rapid ends a case by panicking.
+		// Draw before the bubble begins, because rapid ends a case with a panic.
 		ops := rapid.SliceOfN(rapid.Custom(func(rt *rapid.T) step {
 			return step{
 				op: rapid.IntRange(0, 19).Draw(rt, "op"), a: rapid.IntRange(0, 1<<16).Draw(rt, "a"),
@@ -53,7 +52,7 @@ func TestRandomSchedules(t *testing.T) {
 	})
 }
 
-// step is one operation; a, b and ms are what it needs.
+// step is one operation; a, b and ms are its arguments.
 type step struct{ op, a, b, ms int }
 
 func of[T any](list []T, k int) T { return list[k%len(list)] }
@@ -142,7 +141,7 @@ func randomSchedules(t *testing.T, cfg Config, nodes int, ops []step) []string {
 	for _, n := range s.nodes {
 		n.halt()
 	}
-	// What a write left in a closed minute goes with the next owner.
+	// The next owner removes what a write has left in a closed minute.
 	z := s.start("z")
 	wait(2 * time.Minute)
 	if left := s.rows.left(); left != 0 {
@@ -160,7 +159,8 @@ func randomSchedules(t *testing.T, cfg Config, nodes int, ops []step) []string {
 
 func abs(n int) int { return max(n, -n) }
 
-// cancel asks the service, and holds the answer against what it may be.
+// cancel asks the service to cancel the schedule, and checks that the answer is one that is
+// possible.
 func (x *expected) cancel(v *service) {
 	if x.unstored || x.maybe {
 		return
@@ -190,7 +190,7 @@ func (x *expected) reschedule(v *service, at int64) {
 	}
 }
 
-// check holds what was released of a schedule against what was promised.
+// check compares the released timers of a schedule with what was promised.
 func (s *sim) check(x *expected) {
 	fired := func(gen uint32) (n int) {
 		for c := range x.chunks {

@@ -25,8 +25,8 @@ func (v *service) later(t *testing.T, d time.Duration, chunks int) schedule {
 
 func (s *sim) firedAs(x schedule, gen uint32) int { return len(s.of(rowOf(x.base, 0, gen))) }
 
-// Untouched rows cost no read and no swap; a touched one costs one swap for all
-// its chunks.
+// Rows of a schedule that was never touched cost no read and no swap of the head. A touched
+// schedule costs one swap for all its chunks.
 func TestBudgetOfHeads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t)
@@ -46,14 +46,14 @@ func TestBudgetOfHeads(t *testing.T) {
 		}
 		wait(40 * time.Second)
 		st := a.e.Stats()
-		// Each of four shards may ask before another has remembered.
+		// Each of the four shards may ask before another shard has stored the answer.
 		if st.HeadSwaps == 0 || st.HeadSwaps > 4 || st.HeadReads > 16 || st.Released[OnTime] != 450 {
 			t.Errorf("touched: %d reads, %d swaps, released %v", st.HeadReads, st.HeadSwaps, st.Released)
 		}
 	})
 }
 
-// What a swap's lost answer leaves: the head is read, and decides.
+// If the answer of a swap is lost, the engine reads the head, and the head decides.
 func TestUnknownSwap(t *testing.T) {
 	for _, lost := range []faulty.Loss{faulty.Applied, faulty.NotApplied} {
 		synctest.Test(t, func(t *testing.T) {
@@ -77,8 +77,8 @@ func TestUnknownSwap(t *testing.T) {
 	}
 }
 
-// A cancel whose swap is slow, past the release of what it cancels: the head
-// has one winner, and the answer says which.
+// The swap of a cancel is so slow that it comes after the release of the schedule. Only one of the
+// two wins the head, and the answer to the cancel says which.
 func TestSlowCancelAgainstRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t)
@@ -96,8 +96,8 @@ func TestSlowCancelAgainstRelease(t *testing.T) {
 	})
 }
 
-// A reschedule that has stored its row, and not moved the head yet: the row
-// waits for the head, and is not taken for a stray one.
+// A reschedule has stored its row, but has not moved the head yet. The row waits for the head and
+// is not taken for a stray row.
 func TestRowAheadOfItsHead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t)
@@ -121,9 +121,9 @@ func TestRowAheadOfItsHead(t *testing.T) {
 	})
 }
 
-// A reschedule that dies, or is slow beyond the close of its minute, has lost:
-// its row goes with the minute, the head is fenced, and the schedule fires when
-// it was to. One that is tried again wins.
+// A reschedule that dies, or that is slower than the close of its new minute, has lost: its row is
+// dropped with the minute, the head is fenced, and the schedule fires at its earlier time. A
+// reschedule that is tried again wins.
 func TestMoveBehindTheCloseHasLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t)
@@ -160,8 +160,7 @@ func TestMoveBehindTheCloseHasLost(t *testing.T) {
 	})
 }
 
-// A released head was claimed by an owner that died before it published: the
-// next one publishes.
+// An owner has claimed a head as released and died before it published. The next owner publishes.
 func TestReleasedIsPublishedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t)
@@ -191,8 +190,8 @@ func TestReleasedIsPublishedAgain(t *testing.T) {
 	})
 }
 
-// A row that is written again under a later minute takes its hint along: what
-// was cancelled stays so.
+// A row that is written again, under a later minute, takes its hint along. So a cancelled schedule
+// stays cancelled.
 func TestHintsFollowTheRow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t)
@@ -200,8 +199,8 @@ func TestHintsFollowTheRow(t *testing.T) {
 		s.start("a")
 		v := s.service()
 		at := time.Now().Add(10 * time.Second).UnixMilli()
-		// The request's rows are on their way for minutes; it is cancelled
-		// meanwhile, by its id.
+		// It takes minutes to store the rows of the request. In the meantime the schedule is
+		// cancelled by its id.
 		v.plan.Add(faulty.Rule{Method: "Timers.Put", Times: 1, Hook: sleepHook(4 * time.Minute)})
 		var x schedule
 		stored := make(chan error)
@@ -294,7 +293,7 @@ func TestCancelAfterTheClockWasSetBack(t *testing.T) {
 			wait(time.Second)
 			step.Store(-int64(set))
 			wait(time.Second)
-			// As a cancel does: the hint, and then the head.
+			// Write the hint, and then the head, as a cancel does.
 			hint := engine.Hint{Partition: engine.TimerPartition{Bucket: x.FireAt / 60_000}, Base: base}
 			if err := m.Schedules().Hint(ctx, []engine.Hint{hint}); err != nil {
 				t.Fatal(err)

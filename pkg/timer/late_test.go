@@ -16,8 +16,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// A row whose write is delayed, by up to five minutes and so past its minute's
-// close, fires within a second of being durable.
+// A row whose write is delayed by up to five minutes, until after the close of its minute, fires
+// within a second after it is durable.
 func TestDelayedWrites(t *testing.T) {
 	for _, from := range []string{"another process", "the owner"} {
 		t.Run(from, func(t *testing.T) {
@@ -59,8 +59,8 @@ func TestDelayedWrites(t *testing.T) {
 	}
 }
 
-// The queue is away: a near row of another process comes when its minute is
-// closed, and no earlier mechanism is left.
+// While the queue is away, a near row of another process is released only when its minute is
+// closed. No earlier mechanism finds it.
 func TestSecondScan(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t)
@@ -85,8 +85,8 @@ func TestSecondScan(t *testing.T) {
 	})
 }
 
-// A row that is stored while the scan of its time is under way, behind its
-// cursor: it goes into the wheel as it is stored.
+// A row is stored behind the cursor of a scan that is under way. It goes into the wheel when it is
+// stored.
 func TestParkDuringAScan(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t, func(c *Config) { c.Shards = 1 })
@@ -107,8 +107,8 @@ func TestParkDuringAScan(t *testing.T) {
 	})
 }
 
-// A minute that catching up has read before it was closed is read once more when
-// it is.
+// If the catch-up has read a minute before the minute was closed, the minute is read once more when
+// it is closed.
 func TestLateRowInACaughtUpMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t, func(c *Config) { c.Shards = 1 })
@@ -135,8 +135,8 @@ func TestLateRowInACaughtUpMinute(t *testing.T) {
 	})
 }
 
-// A row in a minute below the watermark, of a writer that died before it could
-// write it again, is found by the same owner within the hour.
+// A writer has died before it could write a row again that is in a minute below the watermark. The
+// same owner finds the row within an hour.
 func TestOrphanIsFoundWithinTheHour(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t)
@@ -201,8 +201,7 @@ func TestRefusedTimerIsPutOff(t *testing.T) {
 	})
 }
 
-// What cannot be decided, because heads cannot be read, is put off, and holds up
-// no other.
+// If the head of a timer cannot be read, the timer is put off and delays no other timer.
 func TestUndecidedIsPutOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t)
@@ -237,14 +236,14 @@ func TestUndecidedIsPutOff(t *testing.T) {
 	})
 }
 
-// A clock that is set back between the wheel and the log: nothing is early.
+// If a clock is set back between the wheel and the log, no timer is early.
 func TestClockSetBackBeforePublish(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t, func(c *Config) { c.MaxClockOffset = time.Hour })
 		s.keeps = true
 		defer s.close()
 		a := s.start("a")
-		s.slack = 10 * time.Minute // of true time; a's own clock counts here
+		s.slack = 10 * time.Minute // relative to true time; in this test the clock of a decides
 		s.setLogDown(true)
 		a.park("x", 2*time.Second)
 		a.park("y", 40*time.Second)
@@ -274,7 +273,7 @@ func TestClockSetBackBeforePublish(t *testing.T) {
 	})
 }
 
-// A clock set ahead is noticed within a quarter of a second, although the engine
+// If a clock is set ahead, the engine notices it within a quarter of a second, although the engine
 // sleeps until its next timer.
 func TestClockSetAhead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -297,8 +296,8 @@ func TestClockSetAhead(t *testing.T) {
 	})
 }
 
-// Many random due times through crashes, pauses and clock steps: none early,
-// none lost.
+// Timers with many random due times pass through crashes, pauses and clock steps. None is early and
+// none is lost.
 func TestFiftyThousandTimers(t *testing.T) {
 	n := 50_000
 	if testing.Short() {
@@ -375,8 +374,7 @@ func TestFiftyThousandTimers(t *testing.T) {
 	})
 }
 
-// oneCommit stores schedules and timers as one: what happens to a Timers.Put
-// happens to both.
+// oneCommit stores schedules and timers together: a fault of Timers.Put affects both.
 type oneCommit struct {
 	engine.Schedules
 	stored engine.Schedules
@@ -394,8 +392,8 @@ func (c *oneCommit) PutScheduled(ctx context.Context, ss []engine.Schedule, shar
 
 func (c *oneCommit) ForgetTimers(context.Context, notify.Spread, []engine.Timer) error { return nil }
 
-// A schedule and its timers are one commit, and their rows fire however late it
-// is: also past the close of their minute.
+// A schedule and its timers are stored in one commit. The timers fire however late the commit is,
+// even after the close of their minute.
 func TestParkScheduled(t *testing.T) {
 	for seed := range uint64(40) {
 		synctest.Test(t, func(t *testing.T) {
@@ -437,7 +435,7 @@ func TestParkScheduled(t *testing.T) {
 	}
 }
 
-// What is far ahead goes into the cold table, behind its schedule.
+// Timers that are due far ahead go into the cold table, after their schedule was stored.
 func TestParkScheduledInTwo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t)
@@ -445,7 +443,7 @@ func TestParkScheduledInTwo(t *testing.T) {
 		w, plan := s.writer()
 		x := schedule{baseOf(1), 2}
 		ts := x.timers(0, time.Now().Add(60*24*time.Hour).UnixMilli())
-		ts[0].FireAt = time.Now().Add(time.Hour).UnixMilli() // one is hot all the same
+		ts[0].FireAt = time.Now().Add(time.Hour).UnixMilli() // this one goes into the hot table all the same
 		undo := plan.Add(faulty.Rule{Method: "Schedules.Put", Err: faulty.ErrDown})
 		park := func() (rows int, err error) {
 			err = w.ParkScheduled(t.Context(), []engine.Schedule{{Base: x.base}}, ts)
@@ -465,7 +463,7 @@ func TestParkScheduledInTwo(t *testing.T) {
 	})
 }
 
-// looks counts how shards are asked about.
+// looks counts the questions about shards, by method.
 type looks struct {
 	engine.Timers
 	closed, shard atomic.Int64
@@ -481,8 +479,8 @@ func (l *looks) Shard(ctx context.Context, n uint16) (engine.ShardState, error) 
 	return l.Timers.Shard(ctx, n)
 }
 
-// A process that owns no shard asks for what it parks with the cheap look, and with
-// the exact one only about minutes that are over.
+// A process that owns no shard asks about the shards of the timers that it parks. It uses the cheap
+// question, and the exact one only for minutes that are over.
 func TestParkingAsksCheaply(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &looks{Timers: memory.New().Timers()}

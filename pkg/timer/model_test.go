@@ -14,9 +14,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// TestModel parks, crashes, loses acknowledgements and takes store and log away
-// in random order: every timer whose Park was acknowledged comes at least once,
-// none early (the rig checks), and in the end no row is left.
+// TestModel parks timers, crashes, loses acknowledgements and takes the store and the log away, in
+// random order. Every timer whose Park was acknowledged is released at least once, and none early
+// (the rig checks this). In the end no row is left.
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		synctest.Test(t, func(t *testing.T) {
@@ -77,7 +77,7 @@ func TestModel(t *testing.T) {
 					rt.Errorf("%s (due %s ago) was never released", id, time.Since(time.UnixMilli(x.FireAt)))
 				}
 			}
-			// What a Put left in a closed minute goes with the next take-over.
+			// The next take-over removes what a Put has left in a closed minute.
 			r.crash()
 			r.run()
 			wait(time.Minute)

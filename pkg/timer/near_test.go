@@ -16,7 +16,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// consumer is a node that owns nothing: it publishes near timers, and other nodes have the leases.
+// consumer returns a node that owns no shard, because another owner has all leases. The node
+// publishes near timers.
 func consumer(s *sim) *node {
 	for n := range s.base.Shards {
 		if ok, err := s.lease.Acquire(context.Background(), lockName(uint16(n)), "somebody", 24*time.Hour); !ok || err != nil {
@@ -41,8 +42,8 @@ func (s *sim) depth() engine.QueueDepth {
 	return d
 }
 
-// A near timer comes at its time from an engine that does not own its shard, and
-// one that is not near does not go through the queue.
+// A near timer is released on time by an engine that does not own its shard. A timer that is not
+// near does not go through the queue.
 func TestNearWithoutAnOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, w, c := nearSim(t)
@@ -70,8 +71,8 @@ func TestNearWithoutAnOwner(t *testing.T) {
 	})
 }
 
-// The owner of the shard takes a near timer from the queue into its wheel, and
-// knows its row when it meets it at the close.
+// The owner of the shard puts a near timer from the queue into its wheel, and recognises the
+// timer's row when it reads the row at the close of the minute.
 func TestNearOfTheOwnerIsReleasedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t)
@@ -89,8 +90,8 @@ func TestNearOfTheOwnerIsReleasedOnce(t *testing.T) {
 	})
 }
 
-// A payload too large for a message is read from the row; so is one whose id
-// has neighbours.
+// A payload that is too large for a message is read from the row. This also works if other rows
+// have neighbouring ids.
 func TestNearWithLargePayload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, w, _ := nearSim(t)
@@ -117,8 +118,8 @@ func TestNearWithLargePayload(t *testing.T) {
 	})
 }
 
-// A message whose row is gone, released by its owner, is not mixed up with the
-// row behind it.
+// The owner has released the row of a message, and the row is gone. The message is not confused
+// with the next row.
 func TestNearWhoseRowIsGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, w, _ := nearSim(t)
@@ -144,8 +145,8 @@ func TestNearWhoseRowIsGone(t *testing.T) {
 	})
 }
 
-// A message that comes before its time, because it is farther away than a hop,
-// waits on.
+// A message that is received before its time, because the timer is farther away than one hop, waits
+// again.
 func TestNearInHops(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, w, _ := nearSim(t)
@@ -165,8 +166,8 @@ func TestNearInHops(t *testing.T) {
 	})
 }
 
-// The log is away: messages stay with their consumer, and none is dead when it
-// is back.
+// While the log is away, messages stay with their consumer. When the log is back, no message was
+// set apart as dead.
 func TestNearThroughAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, w, _ := nearSim(t)
@@ -191,8 +192,8 @@ func TestNearThroughAnOutage(t *testing.T) {
 	})
 }
 
-// A timer that is refused for its content holds up no other, and an unreadable message is dropped:
-// the rows are stored.
+// A timer that is refused for its content delays no other timer. An unreadable message is dropped,
+// because the rows are stored.
 func TestNearRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, w, _ := nearSim(t)
@@ -240,7 +241,7 @@ func TestNearAsksTheHead(t *testing.T) {
 		if got := v.cancel(cancelled); got != done {
 			t.Fatal(got)
 		}
-		// As if it had been near when it was stored.
+		// Park the timers as if they had been near when they were stored.
 		if err := w.Park(t.Context(), cancelled.timers(0, time.Now().Add(-time.Second).UnixMilli())); err != nil {
 			t.Fatal(err)
 		}
@@ -257,8 +258,8 @@ func TestNearAsksTheHead(t *testing.T) {
 	})
 }
 
-// A consumer dies with near timers in its hands: another has them as soon as it
-// would have its shards.
+// A consumer dies after it has received near timers. Another consumer receives them as soon as it
+// would get the shards of the dead one.
 func TestNearConsumerDies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, w, c := nearSim(t)
@@ -300,8 +301,8 @@ func TestNearMessageKeepsATimer(t *testing.T) {
 	})
 }
 
-// FuzzReadNear reads anything without a panic, and takes nothing for a timer
-// that no message stands for.
+// FuzzReadNear reads any bytes without a panic. If they are read as a whole timer, the message of
+// that timer is read as the same timer.
 func FuzzReadNear(f *testing.F) {
 	p := parked{engine.Timer{FireAt: 1, ID: []byte("id"), Head: notify.Base{1}, Target: "topic", Payload: []byte("p")}, 2}
 	f.Add(nearMessage(&p, 0).Body)

@@ -15,7 +15,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine/faulty"
 )
 
-// told keeps what events told, which come from many goroutines.
+// told collects what events report; they come from many goroutines.
 type told[T any] struct {
 	mu  sync.Mutex
 	all []T
@@ -39,8 +39,9 @@ func (x *told[T]) forget() {
 	x.all = nil
 }
 
-// TestRenewalsAreSpread: shards that an engine took over at once, because their number was
-// raised or another engine has ended, do not all ask the lease at once from then on.
+// TestRenewalsAreSpread: an engine takes over many shards at once, because the number of shards was
+// raised or another engine has ended. After that it does not renew all their leases at the same
+// moments.
 func TestRenewalsAreSpread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const shards = 96
@@ -67,8 +68,8 @@ func TestRenewalsAreSpread(t *testing.T) {
 	})
 }
 
-// The leader stops without a word at any moment: the standby's first release
-// comes within 6 s, late rows are dispatched, and nothing is lost.
+// The leader crashes at any moment. The first release of the standby comes within 6 s, late rows
+// are dispatched, and nothing is lost.
 func TestTakeOverWithinSixSeconds(t *testing.T) {
 	trials, worst := 500, time.Duration(0)
 	if testing.Short() {
@@ -83,8 +84,8 @@ func TestTakeOverWithinSixSeconds(t *testing.T) {
 			wait(time.Duration(rng.IntN(1000)) * time.Millisecond) // out of step with each other
 			s.start("b")
 			wait(time.Duration(rng.IntN(20_000)) * time.Millisecond)
-			// One timer every 50 ms and shard, so that the first release is the
-			// first moment anybody could.
+			// Each shard has a timer every 50 ms. So the first release shows the first moment at
+			// which anybody could release.
 			w, plan := s.writer()
 			const every, n = 50 * time.Millisecond, 400
 			var ts []engine.Timer
@@ -95,7 +96,7 @@ func TestTakeOverWithinSixSeconds(t *testing.T) {
 				t.Fatal(err)
 			}
 			wait(time.Duration(rng.IntN(5000)) * time.Millisecond)
-			// One row is on its way into a minute that passes meanwhile.
+			// One row is still on its way into a minute when that minute passes.
 			plan.Add(faulty.Rule{Method: "Timers.Put", Times: 1, Hook: sleepHook(time.Duration(rng.IntN(100)) * time.Second)})
 			late := make(chan struct{})
 			go func() {
@@ -142,9 +143,9 @@ func TestTakeOverWithinSixSeconds(t *testing.T) {
 	t.Logf("takeovers=%d worst=%v lost=0", trials, worst)
 }
 
-// A leader is paused between its decisions and its writes, for longer than its
-// lease. What it wakes up with has no effect: no minute is closed, no watermark
-// moves, no head is claimed, nothing is published.
+// A leader is paused between its decisions and its writes, for longer than its lease. What it does
+// after the pause has no effect: no minute is closed, no watermark moves, no head is claimed,
+// nothing is published.
 func TestPausedLeaderChangesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t, func(c *Config) { c.Shards = 1 })
@@ -152,7 +153,7 @@ func TestPausedLeaderChangesNothing(t *testing.T) {
 		defer s.close()
 		a, b := s.start("a"), s.start("b")
 		v := s.service()
-		// One that is touched, and due while a is paused.
+		// This schedule is touched, and is due while a is paused.
 		x, err := v.create(1, time.Now().Add(65*time.Second).UnixMilli())
 		if err != nil {
 			t.Fatal(err)
@@ -178,7 +179,7 @@ func TestPausedLeaderChangesNothing(t *testing.T) {
 		if got := s.owners(); got["b"] != 1 {
 			t.Fatalf("owners %v", got)
 		}
-		// The new owner has closed nothing since: whatever moves is a's doing.
+		// The new owner has closed nothing since then. So whatever moves, a has moved it.
 		before, err := s.rows.Shard(t.Context(), 0)
 		if err != nil {
 			t.Fatal(err)
@@ -207,8 +208,8 @@ func TestPausedLeaderChangesNothing(t *testing.T) {
 	})
 }
 
-// The moment trust is over, before any timer has run: nothing is released,
-// written or claimed.
+// At the moment when an owner's trust in its lease is over, before any Go timer has run, nothing
+// more is released, written or claimed.
 func TestNothingBeyondTrust(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t, func(c *Config) { c.Shards = 1 })
@@ -232,8 +233,9 @@ func TestNothingBeyondTrust(t *testing.T) {
 		if a.e.Pending() == 0 {
 			t.Fatal("nothing is loaded")
 		}
-		// As after a pause of the process: the clock is past it, no goroutine has
-		// noticed. The keeper is kept from renewing.
+		// This is the situation after a pause of the process: the clock is past the end of the
+		// trust, and no goroutine has noticed it. The fault prevents the keeper from renewing the
+		// lease.
 		a.plan.Add(faulty.Rule{Method: "Lease.*", Err: faulty.ErrDown})
 		tenure.trustedUntil.Store(int64(a.e.clock()))
 		wait(1500 * time.Millisecond)
@@ -249,8 +251,8 @@ func TestNothingBeyondTrust(t *testing.T) {
 	})
 }
 
-// An emptied lease store gives two owners for a moment. Terms keep the first
-// from moving anything, and what both release has one id.
+// After the lease store was emptied, a shard has two owners for a moment. The terms prevent the
+// first owner from moving anything. What both of them release has the same id.
 func TestEmptiedLease(t *testing.T) {
 	trials := 40
 	if testing.Short() {
@@ -306,9 +308,9 @@ func TestEmptiedLease(t *testing.T) {
 	}
 }
 
-// Another owner takes a shard over although this engine holds the lease: its
-// next write finds out. Nothing of the shard stays in memory, the engine goes on
-// as a standby, and gets it back.
+// Another owner takes over a shard although this engine has the lease. This engine notices it at
+// its next write. Nothing of the shard stays in its memory, it continues as a standby, and it gets
+// the shard back.
 func TestStaleTermIsALoss(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var lost told[error]
@@ -353,9 +355,9 @@ func TestStaleTermIsALoss(t *testing.T) {
 	})
 }
 
-// A Redis that takes 3 s for each answer, before or after it has done what was
-// asked: the owner trusts itself from before the call on, steps down in time,
-// and no two own a shard at once.
+// Redis takes 3 s for each answer, before or after it has executed the command. The owner's trust
+// counts from before the call. So the owner steps down in time, and no shard has two owners at
+// once.
 func TestSlowLease(t *testing.T) {
 	for _, slow := range []string{"to do", "to answer"} {
 		synctest.Test(t, func(t *testing.T) {
@@ -384,7 +386,7 @@ func TestSlowLease(t *testing.T) {
 	}
 }
 
-// A store that answers others: an owner that cannot take over gives the shard
+// The store answers only other engines. An owner that cannot take over a shard gives the shard
 // back.
 func TestStoreAwayForOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -408,7 +410,8 @@ func TestStoreAwayForOne(t *testing.T) {
 	})
 }
 
-// A store that never answers one engine: what it cannot take over, another can.
+// The store never answers one engine. The shards that this engine cannot take over go to another
+// engine.
 func TestTakeOverIsGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t)
@@ -423,8 +426,8 @@ func TestTakeOverIsGivenUp(t *testing.T) {
 	})
 }
 
-// Shards that are handed over go to the one they are meant for, each once,
-// however many look for free ones.
+// Each shard that is handed over goes to the engine that it is meant for, and only once, however
+// many engines look for free shards.
 func TestHandOverGoesToTheHeir(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t, func(c *Config) { c.Shards = 64 })
@@ -452,8 +455,8 @@ func TestHandOverGoesToTheHeir(t *testing.T) {
 	})
 }
 
-// An engine that got a dead one's shards does not hand them back to it while it
-// counts as a member.
+// An engine that got the shards of a dead engine does not hand them back while the dead engine
+// still counts as a member.
 func TestNothingIsHandedToTheDead(t *testing.T) {
 	for seed := range 40 {
 		synctest.Test(t, func(t *testing.T) {
@@ -483,7 +486,7 @@ func TestNothingIsHandedToTheDead(t *testing.T) {
 	}
 }
 
-// Three heartbeats missed are told once, and so is the first that comes again.
+// Three missed heartbeats are reported once, and so is the first heartbeat after them.
 func TestUnhealthy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var said told[string]
@@ -498,7 +501,7 @@ func TestUnhealthy(t *testing.T) {
 			t.Errorf("age %v", age)
 		}
 		a.mu.Lock()
-		a.dead = true // to its heartbeats
+		a.dead = true // only its heartbeats fail
 		a.mu.Unlock()
 		wait(60 * time.Second)
 		if age := a.e.Stats().HeartbeatAge; age < time.Minute {
@@ -514,8 +517,8 @@ func TestUnhealthy(t *testing.T) {
 	})
 }
 
-// Rendezvous gives every shard to one member, and a member that goes leaves the
-// shards of the others where they are.
+// Rendezvous hashing gives every shard to one member. When a member leaves, the shards of the other
+// members stay where they are.
 func TestPreferred(t *testing.T) {
 	t.Parallel()
 	all := []string{"a", "b", "c", "d"}

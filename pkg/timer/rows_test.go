@@ -12,10 +12,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// rows is a timer table that keeps each partition in order: a scan costs what it
-// costs in a store with an index. It does not look at contexts, so that a call
-// of a process that was paused is still done, as one that was on its way would
-// be. Shard rows and hints are the memory store's.
+// rows is a timer table that keeps each partition in order. So a scan costs as much as in a store
+// with an index. It ignores contexts: a call of a process that was paused is still executed, like a
+// call that was already on its way. The memory store keeps the rows of shards and the hints.
 type rows struct {
 	engine.Timers
 	mu    sync.Mutex
@@ -111,7 +110,7 @@ func (s *rows) Pending(_ context.Context, fn func(*engine.Timer) error) error {
 	return nil
 }
 
-// left is how many rows there are.
+// left returns the number of rows.
 func (s *rows) left() (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -138,14 +137,14 @@ func (r *reads) Scan(ctx context.Context, p engine.TimerPartition, after engine.
 	return out, err
 }
 
-// storedHeads is a Schedules that does not look at contexts, either.
+// storedHeads is a Schedules that ignores contexts, too.
 type storedHeads struct{ engine.Schedules }
 
 func (h storedHeads) Swap(ctx context.Context, old uint64, head engine.ScheduleHead) (engine.ScheduleHead, bool, error) {
 	return h.Schedules.Swap(context.WithoutCancel(ctx), old, head)
 }
 
-// leases can be emptied, as a Redis can, and be slow to answer.
+// leases is a lease store that can be emptied, as Redis can, and that can be slow to answer.
 type leases struct {
 	mu    sync.Mutex
 	l     *memory.Lease
@@ -166,7 +165,8 @@ func (l *leases) slow(owner string, d time.Duration) {
 	l.sleep[owner] = d
 }
 
-// of returns the leases and lets the answer wait.
+// of returns the current leases. It also returns a function that waits as long as the answer to
+// this owner takes.
 func (l *leases) of(owner string) (now *memory.Lease, answer func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -192,7 +192,7 @@ func (l *leases) Release(ctx context.Context, name, owner string) error {
 	return now.Release(ctx, name, owner)
 }
 
-// lateScans answer a while after they have read.
+// lateScans is a timer table whose scans answer some time after they have read.
 type lateScans struct {
 	engine.Timers
 	d time.Duration

@@ -17,9 +17,9 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "write what the scenarios print into their files")
 
-// TestScenarios plays the files of testdata: the life of a sweeper, told in
-// commands, in simulated time. A paragraph is commands and, behind a line of
-// dashes, what they print. See play for the commands.
+// TestScenarios plays the files of testdata in simulated time. A file tells the life of a sweeper
+// in commands. A paragraph of the file has commands and, after a line of dashes, their output. See
+// play for the commands.
 func TestScenarios(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
@@ -52,7 +52,7 @@ func TestScenarios(t *testing.T) {
 	}
 }
 
-// playFile plays a file and returns it with what it printed.
+// playFile plays a file. It returns the file's text with the output that the commands now have.
 func playFile(t *testing.T, text string) string {
 	s := newSim(t)
 	p := &player{s: s, v: s.service(), named: map[string]schedule{}}
@@ -182,7 +182,7 @@ func (p *player) play(t *testing.T, w []string) []string {
 	return nil
 }
 
-// later creates a schedule, which may take long, and lets it begin.
+// later begins to create a schedule in a goroutine, because that may take long.
 func (p *player) later(t *testing.T, name string, chunks int, at int64) {
 	p.named[name] = schedule{baseOf(p.v.made + 1), chunks}
 	go func() {
@@ -212,7 +212,7 @@ func (p *player) down(what string) {
 	}
 }
 
-// fired says how often each chunk came, and how late the first time.
+// fired returns how often each chunk was released, and how late it was released first.
 func (p *player) fired(name string) string {
 	x := p.named[name]
 	var said []string

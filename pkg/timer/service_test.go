@@ -11,8 +11,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// service does what the service of scheduled notifications does with schedules,
-// as DESIGN.md says: hint, clock, rows, head. It is a process of its own.
+// service treats schedules as the service of scheduled notifications does, which DESIGN.md
+// describes: hint, clock, rows, head. It stands for a process of its own.
 type service struct {
 	s     *sim
 	w     *Engine
@@ -22,7 +22,7 @@ type service struct {
 	made  uint64
 }
 
-// schedule is one request of some chunks.
+// schedule is one request with several chunks.
 type schedule struct {
 	base   notify.Base
 	chunks int
@@ -33,7 +33,7 @@ func (s *sim) service() *service {
 	return &service{s: s, w: w, plan: plan, heads: w.cfg.Schedules, now: time.Now}
 }
 
-// baseOf is the same each time, so that shards are.
+// baseOf returns the same base for the same number in every run. So the shards are the same, too.
 func baseOf(made uint64) notify.Base {
 	b := notify.Base{1}
 	binary.BigEndian.PutUint64(b[8:], made)
@@ -44,7 +44,7 @@ func rowOf(base notify.Base, chunk int, gen uint32) string {
 	return fmt.Sprintf("%s/%d/%d", base, chunk, gen)
 }
 
-// timers are the rows of a generation.
+// timers returns the rows of a generation.
 func (x schedule) timers(gen uint32, fireAt int64) (ts []engine.Timer) {
 	for c := range x.chunks {
 		ts = append(ts, engine.Timer{
@@ -62,17 +62,17 @@ func (v *service) create(chunks int, fireAt int64) (schedule, error) {
 	return x, v.w.ParkScheduled(ctx, []engine.Schedule{{Base: x.base, FireAt: fireAt, Created: v.now().UnixMilli()}}, x.timers(0, fireAt))
 }
 
-// answer of a cancel or reschedule.
+// answer is the answer to a cancel or reschedule.
 type answer string
 
 const (
 	done    answer = "ok"
 	tooLate answer = "too late"
-	unknown answer = "unknown" // an error: it may come about
+	unknown answer = "unknown" // an error: the change may still take effect
 )
 
-// touch hints the rows of the present generation, looks at the clock, and
-// returns the head to swap.
+// touch writes a hint for the rows of the present generation, checks the clock, and returns the
+// head to swap.
 func (v *service) touch(x schedule) (engine.ScheduleHead, answer) {
 	ctx := context.Background()
 	sched, _, err := v.heads.Get(ctx, x.base)
@@ -120,7 +120,8 @@ func (v *service) reschedule(x schedule, fireAt int64) answer {
 	if a != done {
 		return a
 	}
-	// The version the head gets by it, as pkg/schedule counts: never used twice.
+	// The generation is the version that the head gets by this change, as in pkg/schedule. So no
+	// generation is used twice.
 	gen := uint32(h.Version) + 1
 	if err := v.w.Park(context.Background(), x.timers(gen, fireAt)); err != nil {
 		return unknown
@@ -128,7 +129,7 @@ func (v *service) reschedule(x schedule, fireAt int64) answer {
 	return v.swap(h, func(h *engine.ScheduleHead) { h.Gen, h.FireAt = gen, fireAt })
 }
 
-// swap tries once: another's change is this one's loss.
+// swap tries once. If another call has changed the head, this call has lost.
 func (v *service) swap(h engine.ScheduleHead, change func(*engine.ScheduleHead)) answer {
 	old := h.Version
 	change(&h)

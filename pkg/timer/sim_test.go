@@ -16,15 +16,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// sim is some engines that share stores, in simulated time, with what they
-// released.
+// sim has several engines that share stores, in simulated time, and what these engines released.
 type sim struct {
 	t     *testing.T
 	rows  *rows
 	mem   *memory.Store
 	lease *leases
 	beats *memory.Heartbeats
-	base  Config // what nodes are made with
+	base  Config // configuration of every node
 	nodes map[string]*node
 
 	mu       sync.Mutex
@@ -37,11 +36,11 @@ type sim struct {
 	takes    time.Duration // how long a Publish lasts
 	slack    time.Duration // how early a wrong clock may be
 	dropped  int
-	through  engine.Timers // instead of rows
+	through  engine.Timers // nodes use it instead of rows; nil: they use rows
 	seen     func(*engine.Timer)
 	refuse   func(*engine.Timer) bool
 	unleased bool
-	keeps    bool     // engines keep what they have
+	keeps    bool     // engines keep the shards that they have
 	faults   []string // what must not have happened
 }
 
@@ -89,10 +88,10 @@ func newSim(t *testing.T, change ...func(*Config)) *sim {
 	return s
 }
 
-// start runs a node of a name, a new life of it.
+// start starts a new life of the node with this name.
 func (s *sim) start(name string) *node { return s.startWith(name, func(*faulty.Plan) {}) }
 
-// startWith runs a node whose calls misbehave from the start.
+// startWith does the same as start, but the node's calls fail as planned from the start.
 func (s *sim) startWith(name string, plan func(*faulty.Plan)) *node {
 	n := &node{s: s, name: name, plan: faulty.NewPlan(1), done: make(chan struct{})}
 	if old := s.nodes[name]; old != nil {
@@ -113,7 +112,8 @@ func (s *sim) startWith(name string, plan func(*faulty.Plan)) *node {
 	return n
 }
 
-// config is the base with the stores behind a plan.
+// config returns the configuration of a node: s.base, with stores whose calls fail by the node's
+// plan.
 func (s *sim) config(n *node) Config {
 	cfg := s.base
 	cfg.Owner = n.name
@@ -148,19 +148,19 @@ func (s *sim) config(n *node) Config {
 	return cfg
 }
 
-// sleepHook makes a call take so long before it is done.
+// sleepHook returns a hook that delays a call by d before the call is executed.
 func sleepHook(d time.Duration) func(context.Context, string) {
 	return func(context.Context, string) { time.Sleep(d) } // of the bubble
 }
 
-// writer is an API process: it has a clock and a way to the stores of its own,
-// and no engine.
+// writer returns an API process: an Engine that nobody runs, and the plan of its faults. It has its
+// own clock and its own way to the stores.
 func (s *sim) writer() (*Engine, *faulty.Plan) {
 	n := &node{s: s, name: "api", plan: faulty.NewPlan(1)}
 	return New(s.config(n)), n.plan
 }
 
-// publish is where released timers arrive.
+// publish receives the timers that the node releases.
 func (n *node) publish(ctx context.Context, ts []engine.Timer) error {
 	n.hang()
 	s := n.s
@@ -214,8 +214,8 @@ func (n *node) hang() {
 	}
 }
 
-// freeze makes every call the node begins wait until thaw: what it does then, it
-// has decided before.
+// freeze makes every call that the node begins wait until thaw. Before these calls the node has
+// already decided what it does.
 func (n *node) freeze() {
 	n.mu.Lock()
 	n.pause = make(chan struct{})
@@ -235,7 +235,7 @@ func (n *node) thaw() {
 	synctest.Wait()
 }
 
-// crash ends the node without a word: its leases stay until they run out.
+// crash ends the node without a shutdown. Its leases stay until they expire.
 func (n *node) crash() {
 	n.mu.Lock()
 	n.dead = true
@@ -290,7 +290,7 @@ func (s *sim) setLogDown(down bool) {
 	s.logDown = down
 }
 
-// owners is how many shards each node owns.
+// owners returns how many shards each node owns.
 func (s *sim) owners() map[string]int {
 	out := map[string]int{}
 	for name, n := range s.nodes {
@@ -301,7 +301,7 @@ func (s *sim) owners() map[string]int {
 	return out
 }
 
-// owner is a node that owns shards.
+// owner returns a node that owns shards.
 func (s *sim) owner() *node {
 	names := make([]string, 0, len(s.nodes))
 	for name := range s.nodes {
@@ -317,7 +317,7 @@ func (s *sim) owner() *node {
 	return nil
 }
 
-// percentile of lateness.
+// percentile returns a percentile of the lateness.
 func percentile(late []time.Duration, p float64) time.Duration {
 	if len(late) == 0 {
 		return 0
@@ -326,7 +326,7 @@ func percentile(late []time.Duration, p float64) time.Duration {
 	return late[min(len(late)-1, int(p*float64(len(late))))]
 }
 
-// heartbeats is a node's way to the group.
+// heartbeats is the way by which a node sends its heartbeats to the group.
 type heartbeats struct {
 	engine.Heartbeats
 	n *node

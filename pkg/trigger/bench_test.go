@@ -134,10 +134,10 @@ func dispatchAll(b *testing.B, p *plant, url string, n int) (rate float64, cpu t
 	return float64(n) / took.Seconds(), cpu
 }
 
-// BenchmarkP8 compares the dispatch of triggers that are due now, with state
-// rows, claims, signatures, guard and outcomes, with a bare loop of net/http
-// that posts the same bodies to the same receiver, in one process, turn about.
-// pebble has rows and messages in the embedded store, each write fsynced.
+// BenchmarkP8 compares the dispatch of triggers that are due now with a bare loop of net/http. The
+// dispatch includes state rows, claims, signatures, guard and outcomes. The loop posts the same
+// bodies to the same receiver. Both run in one process, in turns. With pebble, rows and messages
+// are in the embedded store, and each write is fsynced.
 func BenchmarkP8(b *testing.B) {
 	for _, engines := range []string{"memory", "pebble"} {
 		b.Run(engines, func(b *testing.B) {
@@ -174,7 +174,7 @@ func compareP8(b *testing.B, engines string, p *plant, url string) {
 		engines, median(bare), median(ours), r, median(bareCPU), median(oursCPU), median(bareCPU)/median(oursCPU))
 }
 
-// cpuTime is the processor time of this process so far.
+// cpuTime returns the processor time that this process has used so far.
 func cpuTime() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {

@@ -12,7 +12,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// slowCount is a store that counts when it is told to.
+// slowCount is a store that records how often triggers are counted. If the channel now is not nil,
+// each count waits for it.
 type slowCount struct {
 	engine.Triggers
 	counts int
@@ -27,7 +28,7 @@ func (s *slowCount) CountOpen(ctx context.Context, caller string, most int) (int
 	return s.Triggers.CountOpen(ctx, caller, most)
 }
 
-// A process that only takes requests sees no trigger end. It must not refuse a caller that has no
+// A process that only accepts requests sees no trigger end. It must not refuse a caller that has no
 // waiting triggers.
 func TestCensusOfAnAPIAlone(t *testing.T) {
 	store := &slowCount{Triggers: memory.New().Triggers()}
@@ -42,7 +43,7 @@ func TestCensusOfAnAPIAlone(t *testing.T) {
 	if want := 5 * most / (most / 10); store.counts > want {
 		t.Errorf("counted %d times for %d triggers, want at most %d", store.counts, 5*most, want)
 	}
-	// A process that creates beside it is seen within a tenth of the limit.
+	// If another process creates triggers, this process notices it within a tenth of the limit.
 	var rows []engine.Trigger
 	for range most {
 		rows = append(rows, engine.Trigger{ID: idOf(notify.NewBase(time.Now())), Caller: "shop", State: engine.TriggerPending})
@@ -62,8 +63,8 @@ func TestCensusOfAnAPIAlone(t *testing.T) {
 	}
 }
 
-// While a caller is counted, its other requests wait for the count: they are not
-// refused by what is about to be corrected.
+// While the triggers of a caller are counted, its other requests wait for the result. They are not
+// refused because of the old count, which is about to be corrected.
 func TestNobodyIsRefusedDuringACount(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, shared := range []bool{false, true} {

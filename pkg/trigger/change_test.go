@@ -18,7 +18,7 @@ func (p *plant) reschedule(id, body string) (engine.Trigger, error) {
 	return p.svc.Reschedule(context.Background(), "shop", id, []byte(body))
 }
 
-// A cancelled trigger is never called; cancelling it again is fine.
+// A cancelled trigger is never called. It can be cancelled again without an error.
 func TestCancel(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -45,8 +45,8 @@ func TestCancel(t *testing.T) {
 	})
 }
 
-// While a call runs it is too late; between retries it is not; when it is over
-// the answer says how.
+// A cancel is too late while a call runs, but not between retries. When the trigger has ended, the
+// answer says how it ended.
 func TestCancelWhen(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -116,7 +116,7 @@ func lower(s string) string {
 	return string(b)
 }
 
-// Exactly one generation fires: the last, at its time.
+// Only the last generation of a rescheduled trigger fires, at its time.
 func TestReschedule(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -159,14 +159,14 @@ func TestReschedule(t *testing.T) {
 	})
 }
 
-// To a time that is now it fires at once, though the message of the new
-// generation may come before the row's swap.
+// A trigger that is rescheduled to the present fires at once, although the message of the new
+// generation may be received before the row is swapped.
 func TestRescheduleToNow(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
 		p.scfg.hit = func(name string) {
 			if name == "trigger-reschedule-indexed" {
-				pass(100 * time.Millisecond) // the message is there, the swap is not
+				pass(100 * time.Millisecond) // the message is in the queue, but the row is not swapped yet
 			}
 		}
 		var err error
@@ -186,7 +186,7 @@ func TestRescheduleToNow(t *testing.T) {
 	})
 }
 
-// Between retries a reschedule moves the next attempt; attempts are kept.
+// Between retries a reschedule moves the next attempt. The number of attempts stays the same.
 func TestRescheduleBetweenRetries(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -208,7 +208,7 @@ func TestRescheduleBetweenRetries(t *testing.T) {
 	})
 }
 
-// A swap whose answer is lost is settled by reading, whether it was done or not.
+// If the answer of a swap is lost, the row is read to find out whether the swap was made.
 func TestChangeSettlesDoubt(t *testing.T) {
 	in(t, func(t *testing.T) {
 		for _, applied := range []bool{false, true} {
@@ -246,8 +246,8 @@ func TestChangeSettlesDoubt(t *testing.T) {
 	})
 }
 
-// A state row that takes longer than messages wait for it is found all the
-// same: its index row is written again before the answer.
+// A state row takes longer to be stored than messages wait for it. The trigger is found all the
+// same, because its index row is written again before the answer.
 func TestSlowCreate(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -280,8 +280,7 @@ func TestSlowCreate(t *testing.T) {
 	})
 }
 
-// A create that was never answered leaves an index row at most, and that one is
-// dropped.
+// A create that was never answered leaves at most an index row, and this row is dropped.
 func TestUnansweredCreate(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -361,8 +360,8 @@ func TestList(t *testing.T) {
 	})
 }
 
-// Where others have changed the row since a swap whose answer was lost, the
-// caller is told that it is not known; doing it again might be once too often.
+// The answer of a swap was lost, and others have changed the row since then. The caller is told
+// that the result is not known, because to try again might make the change twice.
 func TestChangeDoesNothingTwice(t *testing.T) {
 	in(t, func(t *testing.T) {
 		for _, applied := range []bool{false, true} {

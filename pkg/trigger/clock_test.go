@@ -11,7 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// hookedQueue calls received with each batch that is not empty.
+// hookedQueue calls the function received after each batch that is not empty.
 type hookedQueue struct {
 	engine.Queue
 	received func()
@@ -25,7 +25,7 @@ func (q hookedQueue) Receive(ctx context.Context, n int, visible time.Duration) 
 	return ds, err
 }
 
-// hookedCallers calls read with each look at a caller.
+// hookedCallers calls the function read each time a caller is read.
 type hookedCallers struct {
 	engine.Callers
 	read func()
@@ -36,15 +36,15 @@ func (c hookedCallers) Get(ctx context.Context, id string) (engine.Caller, bool,
 	return c.Callers.Get(ctx, id)
 }
 
-// A dispatcher whose clock is off makes no call and ends nothing, at whichever step the
-// clock goes: it cannot tell whether a trigger is due or overdue, nor whose claim holds.
-// When the clock is right again, or in another dispatcher, the trigger is called once.
+// A dispatcher whose clock is off makes no call and ends no trigger, at whichever step its clock
+// changes: it cannot tell whether a trigger is due or overdue, nor whose claim is valid. When the
+// clock is right again, or in another dispatcher, the trigger is called once.
 func TestDispatcherWhoseClockIsOff(t *testing.T) {
 	for _, step := range []string{"from the start", "received", "judged", "claimed"} {
 		t.Run(step, func(t *testing.T) {
 			in(t, func(t *testing.T) {
 				var off, went atomic.Bool
-				var judged atomic.Int64 // looks at callers, which follow a judgement, while it is off
+				var judged atomic.Int64 // reads of callers while the clock is off; they follow the judgement of a trigger
 				goes := func(now string) func() {
 					return func() {
 						if now == step && went.CompareAndSwap(false, true) {

@@ -13,8 +13,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// A stop lets calls under way end, gives back what was not started, and makes
-// no second call.
+// A graceful stop lets the calls under way end and gives back messages whose calls have not
+// started. No trigger is called twice.
 func TestGracefulStop(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, func(c *DispatcherConfig) { c.CallerInFlight = 10 })
@@ -55,8 +55,7 @@ func TestGracefulStop(t *testing.T) {
 	})
 }
 
-// Claims that were won when the stop came, and whose calls had not started, are
-// given back at once and not counted.
+// Claims whose calls have not started when the stop comes are given back at once and not counted.
 func TestStopAfterClaim(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -82,8 +81,8 @@ func TestStopAfterClaim(t *testing.T) {
 	})
 }
 
-// A process that was paused over its lease makes no call with it, and what
-// another made of the row stands.
+// A process that was paused until after the end of its lease makes no call with that lease. What
+// another process has written into the row stays.
 func TestPausedOverTheLease(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -138,8 +137,8 @@ func TestPausedAlone(t *testing.T) {
 	})
 }
 
-// A claim or an outcome whose answer was lost is settled by the row: one call,
-// and it ends.
+// If the answer of the swap for a claim or an outcome is lost, the row decides. There is one call,
+// and the trigger ends.
 func TestSwapInDoubt(t *testing.T) {
 	in(t, func(t *testing.T) {
 		for _, nth := range []int{1, 2} { // the claim, the outcome
@@ -170,7 +169,7 @@ func TestSwapInDoubt(t *testing.T) {
 	})
 }
 
-// However often a message comes, the row is called once.
+// However often its message is received, a trigger is called once.
 func TestDuplicateMessages(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -195,8 +194,7 @@ func TestDuplicateMessages(t *testing.T) {
 	})
 }
 
-// A store that is away for minutes kills no message; then everything fires,
-// once.
+// While the store is away for minutes, no message becomes dead. Afterwards everything fires once.
 func TestStoreAway(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -225,8 +223,8 @@ func TestStoreAway(t *testing.T) {
 	})
 }
 
-// What the caller may call is asked at fire time, and not later than PolicyAge
-// after it changed.
+// At fire time the dispatcher checks which URLs the caller may call. It knows a change PolicyAge
+// after it was made, at the latest.
 func TestPolicyAtFire(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -244,8 +242,8 @@ func TestPolicyAtFire(t *testing.T) {
 	})
 }
 
-// A disabled caller's triggers wait, and so do those of one without a secret or
-// whose record cannot be read.
+// The triggers of a disabled caller wait. So do the triggers of a caller without a secret, and of a
+// caller whose record cannot be read.
 func TestWithheldCaller(t *testing.T) {
 	in(t, func(t *testing.T) {
 		for _, c := range []engine.Caller{
@@ -271,7 +269,7 @@ func TestWithheldCaller(t *testing.T) {
 	})
 }
 
-// slowCallers takes its time for the records of a caller.
+// slowCallers takes the time takes to read the record of a caller.
 type slowCallers struct {
 	engine.Callers
 	takes atomic.Int64 // ns
@@ -282,8 +280,8 @@ func (c *slowCallers) Get(ctx context.Context, id string) (engine.Caller, bool, 
 	return c.Callers.Get(ctx, id)
 }
 
-// Calls that wait for their caller's record wait together, also where reading it
-// takes longer than it is believed.
+// Calls that need their caller's record wait for one read together, even if the read takes longer
+// than a record may be cached.
 func TestSlowRecord(t *testing.T) {
 	in(t, func(t *testing.T) {
 		slow := &slowCallers{}
@@ -303,8 +301,8 @@ func TestSlowRecord(t *testing.T) {
 	})
 }
 
-// A call that has waited for its caller's record until its lease was over is not
-// made with that claim.
+// A call that has waited for its caller's record until after the end of its lease is not made with
+// that claim.
 func TestRecordSlowerThanTheLease(t *testing.T) {
 	in(t, func(t *testing.T) {
 		slow := &slowCallers{}
@@ -329,8 +327,8 @@ func TestRecordSlowerThanTheLease(t *testing.T) {
 	})
 }
 
-// The queue sets a message that cannot be read apart, and it blocks no other. A message of a newer
-// release stays in the queue, as it was, for a process of that release.
+// The queue sets apart a message that cannot be read, so that the message blocks no other. A
+// message of a newer release stays in the queue, as it was, for a process of that release.
 func TestUnreadableMessages(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -350,7 +348,8 @@ func TestUnreadableMessages(t *testing.T) {
 	})
 }
 
-// newerRows are triggers of which one is of a newer release until it is found.
+// newerRows is a trigger store in which the trigger id has a row of a newer release, until id is
+// nil. It counts the swaps of that trigger.
 type newerRows struct {
 	engine.Triggers
 	id    *atomic.Pointer[string]
@@ -371,8 +370,9 @@ func (r newerRows) Swap(ctx context.Context, ss []engine.TriggerSwap) ([]bool, e
 	return r.Triggers.Swap(ctx, ss)
 }
 
-// A trigger whose row a newer release wrote is left to that release: no call, no swap,
-// its message stays in the queue however often it was received, and others go on.
+// A trigger whose row a newer release wrote is left to that release. This dispatcher makes no call
+// and no swap, and the message stays in the queue however often it was received. Other triggers
+// continue.
 func TestLeavesTriggersOfANewerRelease(t *testing.T) {
 	in(t, func(t *testing.T) {
 		rows := newerRows{id: &atomic.Pointer[string]{}, swaps: &atomic.Int32{}}
@@ -393,13 +393,13 @@ func TestLeavesTriggersOfANewerRelease(t *testing.T) {
 		if d.Dead != 0 || d.Ready+d.Delayed+d.InFlight != 1 || p.evs.get("deferred "+CauseNewer) < 10 {
 			t.Errorf("queue %+v, put off %d times", d, p.evs.get("deferred "+CauseNewer))
 		}
-		rows.id.Store(nil) // a process that can read it
+		rows.id.Store(nil) // from now on the row can be read
 		pass(time.Minute)
 		p.want(newer, engine.TriggerFired)
 	})
 }
 
-// tardy is a queue whose acknowledgements take their time.
+// tardy is a queue that is slow to acknowledge.
 type tardy struct {
 	engine.Queue
 	by time.Duration
@@ -410,8 +410,8 @@ func (q tardy) Ack(ctx context.Context, receipts []string) error {
 	return q.Queue.Ack(ctx, receipts)
 }
 
-// What follows a message (the same again, put off; its index row) may come
-// before the message is gone. It is not taken for a copy.
+// What follows a message may be received before that message is deleted: the same message, put off,
+// or the message of its index row. It is not taken for a copy.
 func TestSuccessorIsNoCopy(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, func(c *DispatcherConfig) {

@@ -11,7 +11,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Whatever body is admitted, the receiver can decode what was meant.
+// If a body is accepted, the receiver can decode the payload that was meant.
 func FuzzCreate(f *testing.F) {
 	for _, s := range []string{
 		`{` + hook + `,"delay_seconds":1,"payload":"\ud83d\ude00 é"}`,

@@ -10,7 +10,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/limit"
 )
 
-// A trigger is called once, at its time, with what was accepted.
+// A trigger is called once, at its time, with the payload that was accepted.
 func TestFires(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -37,14 +37,15 @@ func TestFires(t *testing.T) {
 		if row.Attempts != 1 || row.Epoch != 1 || row.Ended == 0 || len(row.Log) != 1 || row.Log[0].Class != ClassOK || row.Log[0].Status != 200 {
 			t.Errorf("row %+v", row)
 		}
-		// Two writes of the row: the claim and the outcome.
+		// The row is written twice: for the claim and for the outcome.
 		if n := p.evs.get("swaps"); n != 2 {
 			t.Errorf("%d swaps for a fire, want 2", n)
 		}
 	})
 }
 
-// Attempts follow the schedule, later only; the last one dead-letters.
+// Attempts follow the retry schedule and are never earlier. After the last attempt the trigger
+// becomes a dead letter.
 func TestRetriesThenFails(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -76,7 +77,7 @@ func TestRetriesThenFails(t *testing.T) {
 	})
 }
 
-// Retry-After is honoured, never undercut, and believed up to a limit.
+// Retry-After is respected up to a limit, and the next attempt is never before it.
 func TestRetryAfter(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -108,7 +109,8 @@ func TestRetryAfter(t *testing.T) {
 	})
 }
 
-// Any answer but 2xx is tried again; 410 and what the caller's record names are final.
+// After any answer other than 2xx the call is tried again. The answers 410 and those that the
+// caller's record names are final.
 func TestFinalAnswers(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -121,7 +123,7 @@ func TestFinalAnswers(t *testing.T) {
 			id := p.create("shop", `"delay_seconds":5`)
 			ids[code], codes[id] = id, code
 		}
-		// A pinned breaker keeps this about codes.
+		// The breaker is held closed, so that this test depends only on the statuses.
 		d, _ := p.run()
 		if _, err := d.HoldCircuit("shop", limit.HeldClosed); err != nil {
 			t.Fatal(err)

@@ -26,8 +26,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// names is a DNS server in memory: answers says what each look-up of a name
-// gets, the last one for ever.
+// nameServer is a DNS server in memory. The field answers has, by name, the addresses for each
+// look-up; the last answer is repeated for ever.
 type nameServer struct {
 	mu      sync.Mutex
 	answers map[string][][]string
@@ -42,7 +42,7 @@ func (s *nameServer) resolver() *net.Resolver {
 	}}
 }
 
-// serve speaks DNS over a stream: a length before each message.
+// serve answers DNS requests on a stream, where each message has its length before it.
 func (s *nameServer) serve(c net.Conn) {
 	defer c.Close()
 	for {
@@ -111,7 +111,7 @@ func (l *listener) Accept() (net.Conn, error) {
 	return c, err
 }
 
-// serveAt starts a receiver at an address; the returned URL has its port.
+// serveAt starts a receiver at an address, and returns its port and its listener.
 func serveAt(t testing.TB, address string, h http.HandlerFunc) (port string, l *listener) {
 	t.Helper()
 	raw, err := new(net.ListenConfig).Listen(t.Context(), "tcp", address)
@@ -130,8 +130,8 @@ func serveOn(t testing.TB, raw net.Listener, h http.HandlerFunc) *listener {
 	return l
 }
 
-// serveAtBoth starts receivers at one port of two addresses. A port that is free at the first may be
-// in use at the second.
+// serveAtBoth starts receivers at the same port of two addresses. A port that is free at the first
+// address may be in use at the second.
 func serveAtBoth(t testing.TB, a, b string, h http.HandlerFunc) (port string, la, lb *listener) {
 	t.Helper()
 	var lc net.ListenConfig
@@ -175,8 +175,8 @@ func post(t testing.TB, e *Egress, raw string) result {
 	return e.post(t.Context(), u, http.Header{"Content-Type": {"application/json"}}, []byte(`{}`))
 }
 
-// No name leads to a denied address, whatever record it has: the guard sees the
-// address of the system call.
+// No name leads to a denied address, whatever DNS record the name has: the guard sees the address
+// of the system call.
 func TestNoConnectionToDenied(t *testing.T) {
 	t.Parallel()
 	port, l := serveAt(t, "127.0.0.1:0", fine)
@@ -209,7 +209,8 @@ func TestNoConnectionToDenied(t *testing.T) {
 	}
 	t.Logf("%d calls to %d addresses", n, len(deniedAddresses))
 
-	// The same receiver is reached where it is allowed, so the guard it was.
+	// The same receiver is reached if its address is allowed. So it was the guard that prevented
+	// the call.
 	open := egress(t, EgressConfig{Policy: onLoopback})
 	if r := post(t, open, "http://127.0.0.1:"+port+"/"); r.class != ClassOK || r.status != 200 || string(r.body) != "fine" || r.address != "127.0.0.1:"+port {
 		t.Errorf("allowed: %+v", r)
@@ -223,8 +224,8 @@ func literal(a, port string) string {
 	return "http://" + a + ":" + port + "/"
 }
 
-// A name that was checked may have another address when it is called. What
-// counts is the second one.
+// A name that was checked may have another address when it is called. Only the second address
+// counts.
 func TestRebinding(t *testing.T) {
 	t.Parallel()
 	port, l := serveAt(t, "127.0.0.1:0", fine)
@@ -246,7 +247,7 @@ func TestRebinding(t *testing.T) {
 	}
 }
 
-// Of a name with several addresses only the allowed ones are called.
+// If a name has several addresses, only the allowed ones are called.
 func TestMixedAddresses(t *testing.T) {
 	t.Parallel()
 	port, bad, good := serveAtBoth(t, "127.0.0.1", "127.0.0.2", fine)
@@ -270,7 +271,7 @@ func TestMixedAddresses(t *testing.T) {
 	}
 }
 
-// A redirect is an answer, not an order.
+// A redirect is treated as an answer and is not followed.
 func TestRedirectIsNotFollowed(t *testing.T) {
 	t.Parallel()
 	inner, l := serveAt(t, "127.0.0.1:0", fine)
@@ -288,8 +289,8 @@ func TestRedirectIsNotFollowed(t *testing.T) {
 	}
 }
 
-// Proxies of the environment are not asked. (TestMain sets them for the whole
-// package, for net/http reads them once.)
+// Proxies of the environment are not used. (TestMain sets them for the whole package, because
+// net/http reads them only once.)
 func TestProxyIsIgnored(t *testing.T) {
 	t.Parallel()
 	port, l := serveAt(t, "127.0.0.1:0", fine)
@@ -301,7 +302,7 @@ func TestProxyIsIgnored(t *testing.T) {
 	if l.accepted.Load() != 1 || theProxy.accepted.Load() != 0 {
 		t.Errorf("%d connections to the receiver, %d to the proxy", l.accepted.Load(), theProxy.accepted.Load())
 	}
-	// It would have been: this is what others do.
+	// By default net/http would use the proxy.
 	u, _ := url.Parse("http://shop.test:" + port + "/")
 	if via, err := http.ProxyFromEnvironment(&http.Request{URL: u}); err != nil || via == nil {
 		t.Fatalf("the environment names no proxy (%v): this test shows nothing", err)
@@ -337,7 +338,7 @@ func TestPolicyChangeClosesConnections(t *testing.T) {
 	}
 }
 
-// Of an answer without end only so much is read, and its connection is not used
+// Only a limited part of an endless answer is read, and the connection of that answer is not used
 // again.
 func TestHugeAnswer(t *testing.T) {
 	t.Parallel()
@@ -373,7 +374,7 @@ func TestSlowAnswers(t *testing.T) {
 	f := func(h http.HandlerFunc, class string) {
 		t.Helper()
 		port, _ := serveAt(t, "127.0.0.1:0", func(w http.ResponseWriter, r *http.Request) {
-			io.Copy(io.Discard, r.Body) // or the server would not notice the end
+			io.Copy(io.Discard, r.Body) // otherwise the server would not notice the end of the call
 			h(w, r)
 		})
 		if r := post(t, e, "http://127.0.0.1:"+port+"/"); r.class != class {
@@ -381,12 +382,12 @@ func TestSlowAnswers(t *testing.T) {
 		}
 	}
 	f(func(_ http.ResponseWriter, r *http.Request) { hang(r) }, ClassTimeout)
-	f(func(w http.ResponseWriter, r *http.Request) { // accepted, then drips
+	f(func(w http.ResponseWriter, r *http.Request) { // sends the headers, and then no end
 		w.WriteHeader(http.StatusOK)
 		w.(http.Flusher).Flush()
 		hang(r)
 	}, ClassOK)
-	f(func(w http.ResponseWriter, r *http.Request) { // never gets to its headers' end
+	f(func(w http.ResponseWriter, r *http.Request) { // never sends the end of its headers
 		c, _, err := w.(http.Hijacker).Hijack()
 		if err != nil {
 			panic(err)
@@ -426,7 +427,7 @@ func TestBrokenAnswers(t *testing.T) {
 	f(raw(""), ClassConnect)
 	f(raw("nonsense\r\n\r\n"), ClassRetry)
 	f(raw("HTTP/1.1 200 OK\r\nX: "+strings.Repeat("x", 1<<20)+"\r\n\r\n"), ClassRetry)
-	f(raw("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort"), ClassOK) // the status is the answer
+	f(raw("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort"), ClassOK) // the status alone decides
 	// Port 1, because a port that was free a moment ago may be in use by now.
 	if r := post(t, e, "http://127.0.0.1:1/"); r.class != ClassConnect {
 		t.Errorf("nobody there: %+v", r)
@@ -453,7 +454,8 @@ func tlsServer(t *testing.T, change func(*httptest.Server)) (*httptest.Server, *
 	return s, roots
 }
 
-// TLS 1.2 or later, verified; HTTP/2 where the receiver speaks it.
+// Connections use TLS 1.2 or later with a verified certificate, and HTTP/2 if the receiver supports
+// it.
 func TestTLS(t *testing.T) {
 	t.Parallel()
 	s, roots := tlsServer(t, nil)
@@ -509,8 +511,8 @@ func TestRetryAfterHeader(t *testing.T) {
 	f("soon", 0)
 }
 
-// TestAdmit: of a URL that is only kept for later, what can never be called is refused
-// at once; a name may be answered otherwise tomorrow.
+// TestAdmit: a URL that is only stored for later is refused at once if it can never be called. A
+// name is admitted, because DNS may give another answer tomorrow.
 func TestAdmit(t *testing.T) {
 	t.Parallel()
 	e, err := NewEgress(EgressConfig{Policy: EgressPolicy{Allow: prefixes("10.1.0.0/16")}})
@@ -534,8 +536,8 @@ func TestAdmit(t *testing.T) {
 	}
 }
 
-// TestSwitchedProtocols: behind the answer 101 the transport no longer watches the
-// context, so nothing behind it is waited for.
+// TestSwitchedProtocols: after the answer 101 the transport no longer watches the context. So the
+// call waits for nothing that comes after this answer.
 func TestSwitchedProtocols(t *testing.T) {
 	t.Parallel()
 	release := make(chan struct{})
@@ -570,8 +572,8 @@ func TestSwitchedProtocols(t *testing.T) {
 	}
 }
 
-// TestDeniedTellsNoAddress: a caller reads the detail, and what DNS answers inside our
-// network is none of its business.
+// TestDeniedTellsNoAddress: a caller can read the detail of an error. The detail must not say which
+// address DNS returns inside our network.
 func TestDeniedTellsNoAddress(t *testing.T) {
 	t.Parallel()
 	ns := &nameServer{answers: map[string][][]string{"inner.test": {{"10.1.2.3"}}, "shut.test": {{"8.8.8.8"}}}}

@@ -22,7 +22,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/request"
 )
 
-// theProxy is what the environment of all tests names as its proxy.
+// theProxy listens at the address that the environment of all tests names as the proxy.
 var theProxy *listener
 
 func TestMain(m *testing.M) {
@@ -52,7 +52,7 @@ func TestMain(m *testing.M) {
 	}), goleak.IgnoreCurrent())
 }
 
-// in runs a test in a bubble.
+// in runs a test in a synctest bubble.
 func in(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
 	t.Parallel()
@@ -65,14 +65,14 @@ func in1(t *testing.T, f func(t *testing.T)) {
 	synctest.Test(t, f)
 }
 
-// ok is a receiver's answer.
+// ok is a good answer of a receiver.
 var ok = result{status: http.StatusOK, class: ClassOK}
 
 func status(n int) result {
 	return result{status: n, class: classOfStatus(n), detail: http.StatusText(n)}
 }
 
-// hit is a call that reached the receiver.
+// received is a call that reached the receiver.
 type received struct {
 	at      time.Time
 	id      string
@@ -82,12 +82,12 @@ type received struct {
 	body    []byte
 }
 
-// receivers are everybody's callback URLs: a host is a caller's.
+// receivers stands for the callback URLs of all callers. Each caller has its own host.
 type receivers struct {
 	mu     sync.Mutex
 	calls  []received
 	byID   map[string]int                                              // number of calls
-	answer func(id, host string, n int) (took time.Duration, r result) // n: how often the id was called, this time counted
+	answer func(id, host string, n int) (took time.Duration, r result) // n: how often the id was called, including this call
 	before func(id string)
 }
 
@@ -137,10 +137,9 @@ func (s *receivers) count() int {
 	return len(s.calls)
 }
 
-// wheel is the timer engine of tests: it stores index rows and hands each to
-// the queue at its time, once: the same row again changes nothing, also when it
-// was handed on before, until its minute is closed. It outlives the processes
-// that use it.
+// wheel is the timer engine of the tests. It stores index rows and puts each row into the queue at
+// its time, once. If the same row is stored again, nothing changes, even if the row was put into
+// the queue before, until its minute is closed. A wheel outlives the processes that use it.
 type wheel struct {
 	store   engine.Timers
 	publish func(context.Context, []engine.Timer) error
@@ -156,7 +155,7 @@ type metRow struct {
 	id string
 }
 
-// closedAfter is how long after its end a minute takes rows.
+// closedAfter is how long after its end a minute still accepts rows, in ms.
 const closedAfter = 10_000
 
 const testShards = 4
@@ -200,7 +199,7 @@ func (l *wheel) stop() {
 	}
 }
 
-// graveyard is triggers-dlq.
+// graveyard stands for the topic triggers-dlq.
 type graveyard struct {
 	mu   sync.Mutex
 	recs []DeadRecord
@@ -228,7 +227,7 @@ func (g *graveyard) of(id string) (out []DeadLetter) {
 	return out
 }
 
-// plant is everything around a Service and a Dispatcher, in memory.
+// plant has everything around a Service and a Dispatcher, in memory.
 type plant struct {
 	t     testing.TB
 	store *memory.Store
@@ -289,7 +288,7 @@ func testEgress(t testing.TB) *Egress {
 
 func base(caller string) string { return "https://" + caller + ".example/hooks/" }
 
-// newPlant starts nothing; callers have the base URL https://<caller>.example/hooks/.
+// newPlant starts no dispatcher. The callers have the base URL https://<caller>.example/hooks/.
 func newPlant(t testing.TB, change func(*DispatcherConfig), callers ...string) *plant {
 	t.Helper()
 	p := &plant{t: t, store: memory.New(), dead: &graveyard{}, sink: &receivers{byID: map[string]int{}}, evs: &tallies{n: map[string]int{}}}
@@ -356,8 +355,8 @@ func (p *plant) run() (d *Dispatcher, stop func()) {
 	return d, stop
 }
 
-// create registers a trigger of a caller and returns its id; extra is JSON
-// behind the URL, e.g. `"delay_seconds":5`.
+// create registers a trigger of a caller and returns its id. The text extra is the JSON that
+// follows the URL, e.g. `"delay_seconds":5`.
 func (p *plant) create(caller, extra string) string {
 	p.t.Helper()
 	id, err := p.tryCreate(p.svc, caller, extra, "")
@@ -400,7 +399,7 @@ func (p *plant) want(id string, state engine.TriggerState) engine.Trigger {
 	return row
 }
 
-// pass lets time go by and everything settle.
+// pass waits for d, and then until all goroutines wait.
 func pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()

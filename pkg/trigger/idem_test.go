@@ -15,7 +15,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/request"
 )
 
-// twoRoutes are the ways to register, with a body of each.
+// twoRoutes has the two ways to register triggers, with a body for each.
 var twoRoutes = []struct {
 	name string
 	call func(*Service, context.Context, request.Meta, []byte) (request.Answer, error)
@@ -79,7 +79,7 @@ func TestReplay(t *testing.T) {
 			if n := p.stored(); n != route.n {
 				t.Errorf("%d triggers, want %d", n, route.n)
 			}
-			// Another caller's key, and the same key on another route, are others.
+			// The same key of another caller, or on another route, is another key.
 			p.putCaller(engine.Caller{ID: "bank", CallbackURLs: []string{base("shop")}})
 			if a, err := route.call(p.svc, ctx, request.Meta{Caller: "bank", Route: route.name, Key: "k"}, []byte(route.body)); err != nil || a.Replayed {
 				t.Errorf("another caller: %+v, %v", a, err)
@@ -104,7 +104,7 @@ func TestReplay(t *testing.T) {
 	})
 }
 
-// A key lives as long as its triggers, and an hour.
+// A key is kept until its trigger is due, and for one more hour.
 func TestKeyOutlivesTrigger(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -120,8 +120,8 @@ func TestKeyOutlivesTrigger(t *testing.T) {
 	})
 }
 
-// Of many with one key one works and the rest are told to wait; all end up with
-// the same ids.
+// Of many requests with one key, one does the work and the others are told to wait. In the end all
+// get the same ids.
 func TestManyWithOneKey(t *testing.T) {
 	in(t, func(t *testing.T) {
 		for _, route := range twoRoutes {
@@ -166,8 +166,8 @@ func TestManyWithOneKey(t *testing.T) {
 	})
 }
 
-// Wherever a process dies, a repeat gets the ids of the first try, and each
-// trigger fires once, at the time that was resolved first.
+// Wherever a process dies, a repeated request gets the ids of the first try. Each trigger fires
+// once, at the time that was computed first.
 func TestKilledRegister(t *testing.T) {
 	t.Parallel()
 	for _, route := range twoRoutes {
@@ -199,7 +199,8 @@ func TestKilledRegister(t *testing.T) {
 					refused(t, err, notify.KindConflict, "idempotency_running", "Idempotency-Key")
 					before := p.stored()
 					time.Sleep(31 * time.Second)
-					// Meanwhile the URL was taken off the list: what was admitted stays so.
+					// Meanwhile the URL was removed from the caller's list. A trigger that was
+					// admitted stays admitted.
 					if before > 0 {
 						p.putCaller(engine.Caller{ID: "shop"})
 					}
@@ -240,7 +241,7 @@ func TestKilledRegister(t *testing.T) {
 	}
 }
 
-// A store that is away answers unavailable; the same key then gets the same
+// While the store is away, the answer is unavailable. Afterwards the same key gets the same
 // trigger, whether the first try was stored or not.
 func TestUnknownCreate(t *testing.T) {
 	in(t, func(t *testing.T) {
@@ -257,8 +258,8 @@ func TestUnknownCreate(t *testing.T) {
 			if _, err := p.tryCreate(p.svc, "shop", `"delay_seconds":60`, "k"); notify.KindOf(err) != notify.KindUnavailable {
 				t.Fatalf("answered %v", err)
 			}
-			// A repeat that fails before it stores anything says nothing about the
-			// create of before: the key stays taken.
+			// A repeat that fails before it stores anything says nothing about the earlier create.
+			// So the key stays taken.
 			fail = "Get"
 			if _, err := p.tryCreate(p.svc, "shop", `"delay_seconds":60`, "k"); notify.KindOf(err) != notify.KindUnavailable {
 				t.Fatalf("recalled: %v", err)
@@ -279,10 +280,10 @@ func TestUnknownCreate(t *testing.T) {
 	})
 }
 
-// A registration whose first writer died with its index row stored, and no state
-// row: the timer engine released that row, its message waited for the state row
-// and is dropped, or about to be. A repeat with the key stores the same triggers.
-// It must not lean on the copy that leads nowhere any more.
+// The first writer of a registration died after it had stored the index row and before it stored
+// the state row. The timer engine has released the index row. The message of that row has waited
+// for the state row, and is dropped or about to be dropped. A repeat with the key stores the same
+// triggers. It must not rely on that message.
 func TestCopyOfAnOrphanIsNotLost(t *testing.T) {
 	in(t, func(t *testing.T) {
 		const orphan = 5 * time.Second
@@ -330,8 +331,8 @@ func TestCopyOfAnOrphanIsNotLost(t *testing.T) {
 	})
 }
 
-// A message that comes while the one of its dead predecessor is being dropped is
-// not taken for a copy of it.
+// A message arrives while the message of a dead writer is being dropped. It is not taken for a copy
+// of that message.
 func TestMessageBehindAnOrphan(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -358,7 +359,7 @@ func TestMessageBehindAnOrphan(t *testing.T) {
 		pass(5 * time.Minute)
 		p.run()
 		<-reading
-		// The second writer: its message, then its row.
+		// The second writer sends its message, and then stores its row.
 		if err := p.queue.Enqueue(ctx, []engine.Message{m}); err != nil {
 			t.Fatal(err)
 		}

@@ -16,8 +16,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// p99Beside returns the p99 lateness of a caller with 500 triggers of 50 ms over
-// 10 s, beside callers that hang with 500 due at once each.
+// p99Beside returns the p99 lateness of a caller that has 500 triggers over 10 s, whose calls take
+// 50 ms each. Beside it are callers whose receivers hang; each of them has 500 triggers that are
+// due at once.
 func p99Beside(t *testing.T, hanging int) (p99 time.Duration) {
 	synctest.Test(t, func(t *testing.T) {
 		var callers []string
@@ -26,7 +27,7 @@ func p99Beside(t *testing.T, hanging int) (p99 time.Duration) {
 		}
 		p := newPlant(t, func(c *DispatcherConfig) {
 			c.MaxInFlight, c.MaxQueued = 400, 2000
-			c.Breaker.MinVolume = 1 << 30 // the bulkhead has to do it alone
+			c.Breaker.MinVolume = 1 << 30 // only the bulkhead protects the caller
 		}, callers...)
 		p.sink.answer = func(_, host string, _ int) (time.Duration, result) {
 			if host != "shop.example" {
@@ -64,7 +65,7 @@ func p99Beside(t *testing.T, hanging int) (p99 time.Duration) {
 	return p99
 }
 
-// Callers that hang do not delay another one.
+// Callers whose receivers hang do not delay another caller.
 func TestBulkhead(t *testing.T) {
 	t.Parallel()
 	alone := p99Beside(t, 0)
@@ -75,7 +76,7 @@ func TestBulkhead(t *testing.T) {
 	}
 }
 
-// A bulkhead holds: never more calls of a caller at a time than it may have.
+// A caller never has more calls at a time than its bulkhead allows.
 func TestBulkheadLimit(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -137,8 +138,8 @@ func TestWaitBehindFullLine(t *testing.T) {
 	})
 }
 
-// Messages that wait behind a line are read in their turn although rows before them lead
-// to no call, even where a line has one place.
+// Messages that wait behind a line are read in their turn, although rows before them lead to no
+// call, even if the line has only one place.
 func TestWaitBehindCancelledRows(t *testing.T) {
 	for _, most := range []int{2, 20} {
 		t.Run(fmt.Sprint(most), func(t *testing.T) {
@@ -181,7 +182,7 @@ func waitBehindCancelledRows(t *testing.T, most int) {
 	}
 }
 
-// What waits behind a line is put off when its receiver becomes so slow that another
+// Messages that wait behind a line are put off when their receiver becomes so slow that another
 // process may call it sooner.
 func TestWaitBehindSlowReceiver(t *testing.T) {
 	in(t, func(t *testing.T) {
@@ -212,8 +213,8 @@ func TestWaitBehindSlowReceiver(t *testing.T) {
 	})
 }
 
-// A process leaves to others what it would not call soon: of a burst, and of what it had when
-// another one came.
+// A process leaves to other processes what it would not call soon: a part of a burst, and a part of
+// what it had when another process came.
 func TestBurstIsShared(t *testing.T) {
 	in(t, func(t *testing.T) {
 		var beside atomic.Bool
@@ -292,7 +293,7 @@ func TestMessagesReturnAtThePaceOfAllProcesses(t *testing.T) {
 				w.msg.deferrals = 2
 				last = d.lanes.setAwayLocked(l, w, time.Now()).delay
 			}
-			// They return a quarter faster than they are called, at steps of awayStep.
+			// They return a quarter faster than they are called, in steps of awayStep.
 			want := 800 * 10 * time.Millisecond * 4 / 5 / time.Duration(processes)
 			if last < want || last > want+awayStep {
 				t.Errorf("the last of 800 messages returns after %v, want %v: %d processes make %d calls a second", last, want, processes, 100*processes)
@@ -301,8 +302,8 @@ func TestMessagesReturnAtThePaceOfAllProcesses(t *testing.T) {
 	})
 }
 
-// While the breaker is open nothing is called; what waits keeps its attempts,
-// and all of it fires when the receiver is back.
+// While the breaker is open nothing is called, and waiting triggers use no attempts. All of them
+// fire when the receiver is back.
 func TestBreaker(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -393,8 +394,8 @@ func TestSlowStart(t *testing.T) {
 	})
 }
 
-// An operator's pin holds until it is taken away; attempts are kept however
-// long.
+// A circuit that an operator holds stays held until the operator releases it. However long that
+// takes, triggers use no attempts.
 func TestPinnedCircuit(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil, "bank")
@@ -426,7 +427,7 @@ func TestPinnedCircuit(t *testing.T) {
 			t.Errorf("%d attempts, %d deferrals", row.Attempts, row.Deferrals)
 		}
 
-		// Pinned closed, errors open nothing.
+		// While the circuit is held closed, errors do not open it.
 		p.sink.answer = func(string, string, int) (time.Duration, result) { return 0, status(500) }
 		if _, err := d.HoldCircuit("shop", limit.HeldClosed); err != nil {
 			t.Fatal(err)
@@ -442,9 +443,9 @@ func TestPinnedCircuit(t *testing.T) {
 	})
 }
 
-// besideBacklog returns the p99 lateness of a caller's triggers that are due on
-// time while 6,000 of its own, due long before, are caught up with, and how
-// long that took. Calls take 20 ms, so that 50 at a time make 2,500 a second.
+// besideBacklog returns the p99 lateness of a caller's triggers that are due on time, while the
+// catch-up releases 6,000 triggers of the same caller that were due long before. It also returns
+// how long the catch-up took. Calls take 20 ms, so 50 at a time make 2,500 a second.
 func besideBacklog(t *testing.T, into func(q engine.Queue) func(context.Context, []engine.Timer) error) (p99, drained time.Duration) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPlant(t, func(c *DispatcherConfig) { c.CallerInFlight = 50 })
@@ -501,15 +502,15 @@ func besideBacklog(t *testing.T, into func(q engine.Queue) func(context.Context,
 	return p99, drained
 }
 
-// What is on time does not wait behind what is caught up, and what is caught up
-// has all that is left.
+// Triggers that are on time do not wait behind the backlog. The backlog gets all the capacity that
+// is left.
 func TestOnTimeBesideBacklog(t *testing.T) {
 	t.Parallel()
 	p99, drained := besideBacklog(t, func(q engine.Queue) func(context.Context, []engine.Timer) error {
 		return ToBacklog(q, BacklogPace{})
 	})
 	one, _ := besideBacklog(t, func(q engine.Queue) func(context.Context, []engine.Timer) error {
-		return func(ctx context.Context, ts []engine.Timer) error { // in one lane with the rest
+		return func(ctx context.Context, ts []engine.Timer) error { // puts the backlog into the same lane as the rest
 			ms, err := messages(ts)
 			if err != nil {
 				return err
@@ -520,7 +521,7 @@ func TestOnTimeBesideBacklog(t *testing.T) {
 			return q.Enqueue(ctx, ms)
 		}
 	})
-	short, _ := besideBacklog(t, ToQueue) // late by too little to be caught up
+	short, _ := besideBacklog(t, ToQueue) // too little late to count as backlog
 	t.Logf("on time p99 %v beside a backlog that took %v; %v beside what is late; %v in one lane", p99, drained, short, one)
 	if max(p99, short) > 100*time.Millisecond {
 		t.Errorf("on time p99 %v", p99)
@@ -533,7 +534,7 @@ func TestOnTimeBesideBacklog(t *testing.T) {
 	}
 }
 
-// While the backlog lane is deep producers go slowly, and still go.
+// While the backlog lane is deep, producers are slow, but they do not stop.
 func TestBacklogPace(t *testing.T) {
 	in(t, func(t *testing.T) {
 		q := newHeapQueue(10)
@@ -578,8 +579,8 @@ func TestBacklogPace(t *testing.T) {
 	})
 }
 
-// While both lines of a caller have messages, one of four is the backlog's:
-// neither can starve the other.
+// While both lines of a caller have messages, one of four messages is from the backlog. So neither
+// line can starve the other.
 func TestTurnsOfLines(t *testing.T) {
 	t.Parallel()
 	var all lanes

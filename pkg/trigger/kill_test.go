@@ -11,14 +11,14 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// points are the borders of steps at which a process may die.
+// points are the places between two steps at which a process may die.
 var points = []string{
 	"request-reserved", "trigger-indexed", "trigger-created", "request-stored", "trigger-reschedule-indexed",
 	"trigger-claimed", "trigger-called-before-outcome", "trigger-retry-before-index", "trigger-failed-before-dlq",
 	"trigger-dlq-before-mark", "trigger-outcome-before-ack", "trigger-parked-before-ack", "trigger-enqueued-before-ack",
 }
 
-// want is what a client was told about a trigger.
+// told is what a client was told about a trigger.
 type told struct {
 	id        string
 	fireAt    int64     // of the last reschedule that was answered
@@ -26,12 +26,12 @@ type told struct {
 	cancelled time.Time // when a cancel was answered with ok
 }
 
-// world is a plant whose process dies now and then, and clients that ask again.
+// world has a plant whose process dies now and then, and clients that repeat their requests.
 type world struct {
 	*plant
 	rng   *rand.Rand
 	now   *mortal
-	arm   func() func(string) bool // what the next process dies of
+	arm   func() func(string) bool // returns the function that decides where the next process dies
 	kills int
 	open  map[openClaim]struct{} // claims that were open when a process died
 	told  map[string]*told
@@ -43,7 +43,7 @@ type openClaim struct {
 	epoch uint32
 }
 
-// count notes the claims a dead process left.
+// count records the claims that a dead process left.
 func (w *world) count() {
 	rows, err := w.svc.ListAll(context.Background(), engine.TriggerInFlight, "", MaxPage)
 	if err != nil {
@@ -54,7 +54,7 @@ func (w *world) count() {
 	}
 }
 
-// alive is a process that runs: if the last one died, another comes after a
+// alive returns a process that runs. If the last process has died, alive starts another after a
 // while.
 func (w *world) alive() *mortal {
 	if w.now != nil && !w.now.gone() {
@@ -70,7 +70,7 @@ func (w *world) alive() *mortal {
 	return w.now
 }
 
-// ask repeats fn until it is answered, by whichever process runs then.
+// ask repeats fn, with whichever process runs then, until fn is answered.
 func (w *world) ask(fn func(s *Service) error) error {
 	for {
 		err := fn(w.alive().svc)
@@ -97,7 +97,7 @@ func (w *world) client(n int) {
 		extra += `,"max_lateness_seconds":20,"late_policy":"` + []string{"drop", "dead_letter"}[w.rng.IntN(2)] + `"`
 	}
 	x := &told{}
-	if w.rng.IntN(4) == 0 { // without a key it is asked once
+	if w.rng.IntN(4) == 0 { // a request without a key is sent only once
 		id, err := w.tryCreate(w.alive().svc, "shop", extra, "")
 		if err != nil {
 			return
@@ -160,7 +160,7 @@ func (w *world) tryReschedule(x *told) {
 	}
 }
 
-// settle lets everything come to its end.
+// settle waits until everything has ended.
 func (w *world) settle() {
 	for range 200 {
 		w.alive()
@@ -168,7 +168,7 @@ func (w *world) settle() {
 	}
 }
 
-// check holds what clients were told and receivers saw against the rows.
+// check compares what clients were told, and what receivers saw, with the rows.
 func (w *world) check() {
 	w.t.Helper()
 	twice := 0
@@ -219,7 +219,7 @@ func (w *world) check() {
 			w.t.Errorf("%s was cancelled and is %s", id, StateName(row.State))
 		}
 	}
-	// Nor does a trigger whose caller got no answer stay for ever.
+	// A trigger whose caller got no answer does not stay for ever either.
 	for state := engine.TriggerPending; state <= engine.TriggerInFlight; state++ {
 		if rows, err := w.svc.ListAll(context.Background(), state, "", MaxPage); err != nil || len(rows) > 0 {
 			w.t.Errorf("%d are %s, %v", len(rows), StateName(state), err)
@@ -267,14 +267,14 @@ func newWorld(t *testing.T, seed uint64, arm func(*rand.Rand) func() func(string
 	return w
 }
 
-// At each border of a step, the first few times it is reached.
+// The process dies at each of the points, one of the first few times it reaches the point.
 func TestKillAtEachPoint(t *testing.T) {
 	t.Parallel()
 	for _, point := range points {
 		t.Run(point, func(t *testing.T) {
 			died := false
-			// How goroutines are scheduled says how often a point is reached: runs
-			// are added until one dies there.
+			// The scheduling of goroutines decides how often a point is reached. So runs are added
+			// until a process dies there.
 			for run := 0; run < 12 || !died && run < 300; run++ {
 				in1(t, func(t *testing.T) {
 					left := 1 + run%3
@@ -305,7 +305,7 @@ func TestKillAtEachPoint(t *testing.T) {
 	}
 }
 
-// At random borders, again and again.
+// The process dies at random points, again and again.
 func TestKillAtRandom(t *testing.T) {
 	t.Parallel()
 	seeds := 100

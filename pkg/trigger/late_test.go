@@ -45,8 +45,8 @@ func TestMaxLateness(t *testing.T) {
 	})
 }
 
-// The limit holds for retries too: no call starts after it, and a trigger that
-// was called is FAILED, never EXPIRED.
+// The limit applies to retries, too: no call starts after it. A trigger that was called ends
+// FAILED, never EXPIRED.
 func TestMaxLatenessOfRetries(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -69,7 +69,7 @@ func TestMaxLatenessOfRetries(t *testing.T) {
 	})
 }
 
-// Nothing is put off for ever.
+// No trigger is put off for ever.
 func TestMaxAge(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, func(c *DispatcherConfig) { c.MaxAge = time.Hour })
@@ -87,8 +87,8 @@ func TestMaxAge(t *testing.T) {
 	})
 }
 
-// A message that comes before its row's time waits, in the queue for a moment
-// or as an index row for longer.
+// A message that is received before the time in its row waits: in the queue if the wait is short,
+// or else as an index row.
 func TestEarlyMessage(t *testing.T) {
 	in(t, func(t *testing.T) {
 		for _, delay := range []time.Duration{3 * time.Second, time.Hour} {
@@ -119,7 +119,7 @@ func TestEarlyMessage(t *testing.T) {
 	})
 }
 
-// A timer that is handed over before its time is not early either.
+// A timer that is put into the queue before its time is not early either.
 func TestToQueue(t *testing.T) {
 	in(t, func(t *testing.T) {
 		q := newHeapQueue(5)

@@ -13,7 +13,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// schema is the part of JSON Schema that the published one uses.
+// schema is the part of JSON Schema that the published schema uses.
 type schema struct {
 	Type       string
 	Const      *int
@@ -36,8 +36,8 @@ func letterSchema(t *testing.T) schema {
 	return s
 }
 
-// TestLetterIsItsSchema holds the struct and the published schema together: the
-// same fields, types and obligations.
+// TestLetterIsItsSchema checks that the struct and the published schema have the same fields, types
+// and required fields.
 func TestLetterIsItsSchema(t *testing.T) {
 	t.Parallel()
 	s := letterSchema(t)
@@ -72,8 +72,7 @@ func TestLetterIsItsSchema(t *testing.T) {
 	}
 }
 
-// A record is derived from the row alone: the same each time, and as the schema
-// says.
+// A record depends only on the row: it is the same each time, and follows the schema.
 func TestLetterOf(t *testing.T) {
 	t.Parallel()
 	s := letterSchema(t)

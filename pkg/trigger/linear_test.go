@@ -46,7 +46,7 @@ var triggerModel = (&porcupine.NondeterministicModel{
 	Init:      func() []any { return []any{modelState{}} },
 	Step: func(state, input, output any) []any {
 		s, in, out := state.(modelState), input.(opInput), output.(opOutput)
-		if out.code == "unknown" { // done, or not
+		if out.code == "unknown" { // the operation was done or not
 			next := []any{s}
 			if done, legal := applyOp(s, in); legal {
 				next = append(next, done)
@@ -79,7 +79,8 @@ var triggerModel = (&porcupine.NondeterministicModel{
 	DescribeOperation: func(in, out any) string { return fmt.Sprintf("%+v -> %+v", in, out) },
 }).ToModel()
 
-// applyOp is the effect of an operation that was done.
+// applyOp returns the state after an operation that was done, and whether the operation is possible
+// in the state s.
 func applyOp(s modelState, in opInput) (modelState, bool) {
 	switch in.what {
 	case "create":
@@ -96,13 +97,13 @@ func applyOp(s modelState, in opInput) (modelState, bool) {
 	return s, false
 }
 
-// record notes what a client knows after an answer.
+// record records what a client knows after an answer.
 func (h *history) record(client int, in opInput, call int64, out opOutput) {
 	h.Note(client, in, call, out, out.code != "unknown")
 }
 
-// history is a plant whose stores are slow and fail now and then, with clients
-// and a receiver that write down what they see.
+// history has a plant whose stores are slow and fail now and then, and clients and a receiver that
+// record what they see.
 type history struct {
 	*plant
 	enginetest.History[opInput, opOutput]
@@ -116,8 +117,8 @@ func (h *history) random(n int) int {
 	return h.rng.IntN(n)
 }
 
-// flaky is the store as one process sees it. What a dispatcher swaps is written
-// down as it is done; a claim ends when its call reaches the receiver.
+// flaky is the store as one process sees it. The swaps of a dispatcher are recorded when they are
+// done; a claim ends when its call reaches the receiver.
 type flaky struct {
 	engine.Triggers
 	h          *history
@@ -185,7 +186,7 @@ func (f *flaky) Swap(ctx context.Context, ss []engine.TriggerSwap) ([]bool, erro
 	return won, err
 }
 
-// outcome is what a client knows after an answer.
+// outcome returns what a client knows after an answer.
 func outcome(row engine.Trigger, err error) opOutput {
 	e, _ := err.(*notify.Error)
 	switch {
@@ -254,7 +255,7 @@ func oneHistory(t *testing.T, seed uint64, change func(*history)) []porcupine.Op
 		}
 		inner := h.cfg.post
 		h.cfg.post = func(ctx context.Context, u *url.URL, hd http.Header, body []byte) result {
-			// A call that starts: its claim stands at this moment.
+			// A call starts here. So its claim is valid at this moment.
 			id := hd.Get("X-Trigger-Id")
 			call := h.Tick()
 			h.record(101, opInput{id: id, what: "get"}, call, opOutput{"ok", engine.TriggerInFlight, h.row(id).Gen})
@@ -289,8 +290,8 @@ func oneHistory(t *testing.T, seed uint64, change func(*history)) []porcupine.Op
 	return ops
 }
 
-// Histories of create, cancel, reschedule, get and fire, with stores that fail
-// with and without having done what was asked, are linearizable per trigger.
+// Histories of create, cancel, reschedule, get and fire are linearizable for each trigger, although
+// the stores fail before or after they have executed a call.
 func TestLinearizable(t *testing.T) {
 	t.Parallel()
 	histories := 50
@@ -322,7 +323,7 @@ func (l lax) Swap(ctx context.Context, ss []engine.TriggerSwap) ([]bool, error) 
 	return won, nil
 }
 
-// The checker finds what it is there to find.
+// The checker finds histories that are not linearizable.
 func TestLinearizableCatches(t *testing.T) {
 	t.Parallel()
 	enginetest.CheckFindsIllegal(t, triggerModel, 20, func(seed uint64) []porcupine.Operation {

@@ -14,8 +14,8 @@ func testTerms() *callRules {
 	return &callRules{schedule: DefaultSchedule, lease: 30 * time.Second, skew: 2 * time.Second, maxAge: 72 * time.Hour, maxRetryAfter: time.Hour, maxLost: 10}
 }
 
-// Every state against every message: what is decided, and that nothing is ever
-// decided about a terminal row but its dead letter.
+// TestJudge has every state with every message, and checks the decision. For a terminal row,
+// nothing but its dead letter is ever decided.
 func TestJudge(t *testing.T) {
 	t.Parallel()
 	const now = 1_000_000
@@ -60,8 +60,8 @@ func TestJudge(t *testing.T) {
 	f("too many lost claims", lost, 0, verdictOver)
 }
 
-// Random lives of a row keep the rules: legal moves only, attempts bounded and
-// counted once, the clock of the next attempt never before what was asked.
+// Random lives of a row keep the rules: only legal moves happen, attempts are bounded and counted
+// once, and the next attempt is never before the time that was asked for.
 func TestMachine(t *testing.T) {
 	t.Parallel()
 	legal := map[[2]engine.TriggerState]bool{
@@ -158,8 +158,8 @@ func TestMachine(t *testing.T) {
 	})
 }
 
-// The log keeps the latest attempts and few bodies, and never writes to the
-// array of the row before.
+// The log keeps the latest attempts and few bodies. It never writes to the array of the earlier
+// row.
 func TestAppendLog(t *testing.T) {
 	t.Parallel()
 	var log []engine.Attempt
@@ -182,7 +182,7 @@ func TestAppendLog(t *testing.T) {
 	}
 }
 
-// A message survives its encoding.
+// A message is the same after it was encoded and decoded.
 func TestMessage(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

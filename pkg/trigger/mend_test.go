@@ -73,8 +73,8 @@ func TestRequeue(t *testing.T) {
 	})
 }
 
-// One that was given up because calls of it kill is called again: its lost claims
-// count anew.
+// A trigger that was given up because its calls kill the process is called again after a requeue.
+// The count of its lost claims begins again.
 func TestRequeueLost(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)

@@ -32,8 +32,8 @@ func (m *mortal) gone() bool {
 	return m.dead
 }
 
-// late takes the time a call of a store takes on its way, and reports whether
-// the process died on it. Mostly nothing, sometimes long.
+// late waits as long as a call to a store is on its way: mostly almost no time, sometimes long. It
+// returns true if the process died in that time.
 func (m *mortal) late() bool {
 	m.mu.Lock()
 	d := time.Duration(m.rng.IntN(3)) * time.Millisecond
@@ -45,7 +45,7 @@ func (m *mortal) late() bool {
 	return m.gone()
 }
 
-// hit is where it may die.
+// hit is called at each place where the process may die.
 func (m *mortal) hit(point string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -12,8 +12,8 @@ import (
 
 const traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
-// TestOwn makes a trigger of the server's own twice: it is one, as it was made
-// first, and it is called at once, with a payload larger than a caller's may be.
+// TestOwn makes a trigger of the server's own twice. There is only one trigger, as it was made
+// first. It is called at once, with a payload that is larger than a caller's may be.
 func TestOwn(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)

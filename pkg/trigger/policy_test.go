@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// deniedAddresses are what no callback may reach, by the reason people are told.
+// deniedAddresses has the addresses that no callback may reach. The value is the reason that people
+// are told.
 var deniedAddresses = map[string]string{
 	"0.0.0.0": "unspecified", "0.1.2.3": "unspecified",
 	"127.0.0.1": "loopback", "127.255.255.254": "loopback",
@@ -126,8 +127,7 @@ func TestPolicySettings(t *testing.T) {
 	}
 }
 
-// What the guard passes is never one of the denied, in whatever form its bytes
-// come.
+// The guard never allows a denied address, in whatever form its bytes come.
 func FuzzPolicy(f *testing.F) {
 	for a := range deniedAddresses {
 		b := netip.MustParseAddr(a).As16()

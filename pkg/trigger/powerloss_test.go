@@ -19,8 +19,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/request"
 )
 
-// disk is a store on a disk that forgets what was not synced, and what happened
-// to its triggers in the world outside, which forgets nothing.
+// disk has a store on a disk that forgets what was not synced. It also has a record of what
+// happened to the triggers in the outside world; nothing of this record is forgotten.
 type disk struct {
 	t   *testing.T
 	rng *rand.Rand
@@ -46,7 +46,7 @@ type life struct {
 	calls sync.WaitGroup
 }
 
-// Put stores index rows and hands each on at its time, in this life.
+// Put stores index rows, and puts each row into the queue at its time if this life still runs then.
 func (l *life) Put(ctx context.Context, ts []engine.Timer) error {
 	if err := l.store.Timers().Put(ctx, notify.SpreadOver(testShards), ts); err != nil {
 		return err
@@ -68,14 +68,14 @@ func (l *life) lead(ts []engine.Timer) {
 			}
 			l.d.mu.Lock()
 			defer l.d.mu.Unlock()
-			if !l.d.down { // else it was in another life that it was stored
+			if !l.d.down { // otherwise the power went during publish, and the message may be lost
 				l.d.led[id] = true
 			}
 		})
 	}
 }
 
-// The receiver: it takes every call, unless the power is gone.
+// post is the receiver. It accepts every call, unless the power is gone.
 func (l *life) post(_ context.Context, _ *url.URL, h http.Header, _ []byte) result {
 	l.d.mu.Lock()
 	if l.d.down {
@@ -119,8 +119,8 @@ func (d *disk) live() *life {
 	if l.svc, err = New(Config{Triggers: l.store.Triggers(), Callers: l.store.Callers(), Idem: l.store.Idem(), Later: l, Egress: testEgress(d.t), Census: census}); err != nil {
 		d.t.Fatal(err)
 	}
-	// Swaps take their time before they are durable, and after: claims and
-	// outcomes are under way, or done and not answered, when the power goes.
+	// Swaps take some time before and after they become durable. So when the power goes, claims and
+	// outcomes are under way, or done and not answered.
 	slow := &shaky{Triggers: l.store.Triggers(), on: func(method string, _ []string) slip {
 		if method != "Swap" {
 			return slip{}
@@ -152,7 +152,7 @@ func (d *disk) live() *life {
 	d.mu.Lock()
 	d.down = false
 	d.mu.Unlock()
-	// The timer engine of the next life meets the rows of open minutes again.
+	// The timer engine of the next life reads the rows of open minutes again.
 	for shard := range uint16(testShards) {
 		minutes, err := l.store.Timers().Buckets(d.t.Context(), shard, 0, 1<<40)
 		if err != nil {
@@ -179,7 +179,7 @@ func (l *life) cut() {
 	l.stop()
 }
 
-// count notes the claims that the life before left.
+// count records the claims that the last life left.
 func (l *life) count() {
 	rows, err := l.svc.ListAll(l.d.t.Context(), engine.TriggerInFlight, "", MaxPage)
 	if err != nil {
@@ -239,10 +239,10 @@ func (l *life) cancelSome(ids []string) {
 	}
 }
 
-// TestPowerLossWithBatchesOpen takes the power while triggers are claimed ahead,
-// called, and their outcomes written in batches. None is lost, none early, none
-// called oftener than its claims, and no more of them again than were open; what
-// was answered as cancelled is not called, and what was not, is.
+// TestPowerLossWithBatchesOpen cuts the power while triggers are claimed ahead and called, and
+// their outcomes are written in batches. No trigger is lost or early. None is called more often
+// than it was claimed, and no more triggers are called again than had open claims. A trigger whose
+// cancel was answered is not called, and every other trigger is called.
 func TestPowerLossWithBatchesOpen(t *testing.T) {
 	most, repeated, cancels, late := 0, 0, 0, 0
 	for seed := range uint64(6) {

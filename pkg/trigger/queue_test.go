@@ -24,7 +24,7 @@ type heapQueue struct {
 	seq     uint64
 	byRef   map[string]*queued // by receipt
 	lanes   [2]messageHeap     // on time, and backlog; the dead are not in them
-	turn    int                // received on time since one of the backlog, while both waited
+	turn    int                // messages received from the on-time lane since the last one from the backlog, while both lanes had messages
 	dead    int
 	changed chan struct{}
 }
@@ -41,7 +41,7 @@ func newHeapQueue(maxReceives int) *heapQueue {
 	return &heapQueue{maxReceives: maxReceives, byRef: map[string]*queued{}, changed: make(chan struct{})}
 }
 
-// messageHeap orders a lane by visible, then age.
+// messageHeap orders a lane by the field visible, then by age.
 type messageHeap []*queued
 
 func (h messageHeap) Len() int { return len(h) }
@@ -66,7 +66,7 @@ func (h *messageHeap) Pop() any {
 
 func (h messageHeap) ready(now time.Time) bool { return len(h) > 0 && !h[0].visible.After(now) }
 
-// lane is where a message stands.
+// lane returns the lane of a message.
 func (q *heapQueue) lane(m *queued) *messageHeap {
 	if m.Backlog {
 		return &q.lanes[1]
@@ -74,8 +74,8 @@ func (q *heapQueue) lane(m *queued) *messageHeap {
 	return &q.lanes[0]
 }
 
-// pick is the lane whose turn it is; nil: none is ready. Must be called with mu
-// held.
+// pick returns the lane whose turn it is, or nil if no lane has a ready message. Must be called
+// with mu held.
 func (q *heapQueue) pick(now time.Time) *messageHeap {
 	q.sweep(now)
 	prompt, late := q.lanes[0].ready(now), q.lanes[1].ready(now)
@@ -94,7 +94,7 @@ func (q *heapQueue) pick(now time.Time) *messageHeap {
 	return nil
 }
 
-// sweepAll is sweep for a caller that wants all dead messages.
+// sweepAll does the same as sweep, for a caller that wants all dead messages.
 func (q *heapQueue) sweepAll(now time.Time) {
 	for l := range q.lanes {
 		h := &q.lanes[l]
@@ -115,7 +115,7 @@ func (q *heapQueue) bury(m *queued) {
 	q.dead++
 }
 
-// sweep sets apart what was received too often. Must be called with mu held.
+// sweep sets apart the messages that were received too often. Must be called with mu held.
 func (q *heapQueue) sweep(now time.Time) {
 	for l := range q.lanes {
 		for h := &q.lanes[l]; h.ready(now) && (*h)[0].Receives >= q.maxReceives; {
@@ -198,7 +198,7 @@ func (q *heapQueue) Receive(ctx context.Context, most int, visibility time.Durat
 	return nil, nil
 }
 
-// named calls fn with the message of a receipt that is not over.
+// named calls fn with the message of each receipt that is still valid.
 func (q *heapQueue) named(ctx context.Context, receipts []string, fn func(*queued)) error {
 	if ctx.Err() != nil {
 		return notify.Unavailable("queue", 0, ctx.Err())

@@ -25,7 +25,7 @@ func (p *plant) reconciler(change func(*conserve.Config), hit func(string)) *con
 	return conserve.New(cfg)
 }
 
-// reported is what a reconciler finds now.
+// reported returns what a reconciler finds now.
 func (p *plant) reported(r *conserve.Auditor) conserve.Report {
 	p.t.Helper()
 	rep, err := r.Triggers(context.Background())
@@ -45,8 +45,8 @@ func (p *plant) mended(r *conserve.Auditor, fs []conserve.Finding) map[string]in
 	return mended
 }
 
-// put stores a row as a crash may have left it, with the index row and the
-// message of given generations (below 0: none).
+// put stores a row as a crash may have left it, with the index row and the message of the given
+// generations (below 0: none).
 func (p *plant) put(n int, t engine.Trigger, indexGen, messageGen int) string {
 	p.t.Helper()
 	ctx := context.Background()
@@ -70,9 +70,9 @@ func (p *plant) put(n int, t engine.Trigger, indexGen, messageGen int) string {
 	return t.ID
 }
 
-// Every combination of state, times, index row and message: one pass repairs
-// it, a second changes nothing, terminal rows stay as they are, and then every
-// trigger comes to its end with one call at most for each attempt.
+// Every combination of state, times, index row and message is repaired by one pass, and a second
+// pass changes nothing. Terminal rows stay as they are. Then every trigger comes to its end, with
+// at most one call for each attempt.
 func TestReconcileEveryCombination(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, func(c *DispatcherConfig) { c.MaxInFlight, c.CallerInFlight = 2000, 1000 })
@@ -164,7 +164,7 @@ func TestReconcileEveryCombination(t *testing.T) {
 			}
 		}
 
-		// The timer engine releases what is stored, in the past as well.
+		// The timer engine releases all stored rows, also those whose time is in the past.
 		err := p.store.Timers().Pending(ctx, func(x *engine.Timer) error {
 			c := *x
 			time.AfterFunc(time.Until(time.UnixMilli(c.FireAt)), func() { _ = p.wheel.publish(ctx, []engine.Timer{c}) })
@@ -213,8 +213,7 @@ func equalRows(a, b map[string]engine.Trigger) bool {
 	})
 }
 
-// A report says what it found, and what is repaired of it is repaired once, by
-// whichever process.
+// A report says what it found. Each finding is repaired once, by whichever process.
 func TestReport(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -265,8 +264,8 @@ func TestReport(t *testing.T) {
 	})
 }
 
-// Between report and repair rows move: what moved is left alone, what has not
-// is repaired, and the cancel of a reported trigger stands.
+// Rows change between the report and the repair. A row that has changed is left alone, a row that
+// has not is repaired, and the cancel of a reported trigger stays valid.
 func TestApplyMeetsChanges(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -301,7 +300,7 @@ func TestApplyMeetsChanges(t *testing.T) {
 	})
 }
 
-// The reconciler's count is what the limit goes by from then on.
+// From then on the limit uses the reconciler's count.
 func TestReconcilerCounts(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -315,7 +314,7 @@ func TestReconcilerCounts(t *testing.T) {
 	})
 }
 
-// Run finds what a lost message left, without anybody asking.
+// Run finds by itself what a lost message has left.
 func TestReconcilerRuns(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -341,8 +340,8 @@ func TestReconcilerRuns(t *testing.T) {
 	})
 }
 
-// Hourly repairs of a backlog that waits for its receiver do not pile up
-// messages: those of the old generation go.
+// Hourly repairs of a backlog that waits for its receiver do not pile up messages: the messages of
+// the old generation are dropped.
 func TestReconcilePilesNothingUp(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)

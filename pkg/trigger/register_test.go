@@ -22,7 +22,7 @@ func (p *plant) register(body string) (request.Answer, error) {
 	return p.svc.Register(context.Background(), request.Meta{Caller: "shop", Route: "POST /v1/triggers"}, []byte(body))
 }
 
-// Each rule has a name, and nothing is stored where one is broken.
+// Each rule has a code, and nothing is stored if a rule is broken.
 func TestRegisterRefuses(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -152,8 +152,8 @@ func TestPayloadForms(t *testing.T) {
 	})
 }
 
-// The answer names the fire time after jitter, which only moves it later, is
-// bounded, and is left out by exact.
+// The answer has the fire time after jitter. The jitter only moves it later, is bounded, and is
+// left out if the request says exact.
 func TestFireTime(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -218,7 +218,7 @@ func TestFireTime(t *testing.T) {
 	})
 }
 
-// A batch has a result per item, and a bad one fails no other.
+// A batch has a result for each item, and a bad item does not make other items fail.
 func TestBatch(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -275,8 +275,8 @@ func TestBatch(t *testing.T) {
 	})
 }
 
-// A caller may have so many waiting; what ended makes room, and other
-// processes' work is counted before anybody is refused.
+// The number of a caller's waiting triggers is limited. Triggers that end make room, and the
+// triggers of other processes are counted before a request is refused.
 func TestPendingLimit(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -303,7 +303,8 @@ func TestPendingLimit(t *testing.T) {
 		pass(12 * time.Second) // one more has fired
 		p.create("shop", `"delay_seconds":100`)
 
-		// A second process ends some: this one's count is off until it asks.
+		// A second process ends some triggers. The count of this process is wrong until it asks the
+		// store.
 		other, err := New(Config{
 			Triggers: p.store.Triggers(), Callers: p.store.Callers(), Idem: p.store.Idem(), Later: p.wheel, Egress: p.scfg.Egress,
 		})
@@ -333,8 +334,7 @@ func TestPendingLimit(t *testing.T) {
 	})
 }
 
-// On a full disk a trigger is neither made nor moved, and nothing is stored; a
-// cancel goes on.
+// On a full disk a trigger is neither made nor moved, and nothing is stored. A cancel still works.
 func TestFullDisk(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -369,8 +369,8 @@ func TestFullDisk(t *testing.T) {
 	})
 }
 
-// Keys cannot be looked up: a request with one is refused, unless its caller
-// would rather register twice than not.
+// If keys cannot be looked up, a request with a key is refused, unless its caller would rather
+// register twice than not at all.
 func TestRegisterWithoutKeys(t *testing.T) {
 	t.Parallel()
 	p := newPlant(t, nil)
@@ -434,8 +434,8 @@ func (w faultyIdem) Purge(ctx context.Context, now int64) (int, error) {
 	return faulty.Get(ctx, w.plan, "Idem.Purge", func() (int, error) { return w.Idem.Purge(ctx, now) })
 }
 
-// TestLoadGrantOfTriggers: of a load run triggers are taken and counted only where its
-// grant names them.
+// TestLoadGrantOfTriggers: the triggers of a load run are accepted and counted only if its grant
+// names triggers.
 func TestLoadGrantOfTriggers(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)

@@ -10,15 +10,15 @@ import (
 
 var errDown = notify.Unavailable("store", 0, errors.New("injected"))
 
-// slip is what happens to a call of a store: an error, before or after it was
-// done. after runs when it was done.
+// slip is what happens to a call of a store: an error, before or after the call was executed. The
+// function after runs when the call was executed.
 type slip struct {
 	err     error
 	applied bool
 	after   func()
 }
 
-// shaky is a trigger store whose calls go wrong as on says.
+// shaky is a trigger store whose calls fail as the function on says.
 type shaky struct {
 	engine.Triggers
 	on func(method string, ids []string) slip

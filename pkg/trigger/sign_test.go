@@ -13,7 +13,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// verify asks the reference library.
+// verify checks the signature of a call with the reference library.
 func verify(t *testing.T, secret string, c received) error {
 	t.Helper()
 	w, err := standardwebhooks.NewWebhook(secret)
@@ -23,8 +23,8 @@ func verify(t *testing.T, secret string, c received) error {
 	return w.Verify(c.body, c.header)
 }
 
-// Every attempt verifies with the reference library, under the same id and a
-// timestamp of its own; a changed body does not.
+// The reference library accepts the signature of every attempt, under the same id and with a
+// timestamp of its own. It does not accept a changed body.
 func TestSignaturesVerify(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
@@ -166,7 +166,7 @@ func TestParseSecret(t *testing.T) {
 	}
 }
 
-// A secret that cannot be opened signs nothing beside the new one.
+// A secret that cannot be decrypted does not sign beside the new secret.
 func TestRotateDropsASealedSecret(t *testing.T) {
 	t.Parallel()
 	c, secret := Rotate(engine.Caller{ID: "shop", Secrets: []engine.CallerSecret{{Secret: engine.SealedPrefix + "v1:0123456789abcdef:AAAA"}}}, time.Now(), time.Hour)

@@ -7,7 +7,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Every form of URL is either refused by name or has one spelling.
+// Every form of URL is either refused with a code, or has exactly one spelling.
 func TestParseURL(t *testing.T) {
 	t.Parallel()
 	f := func(raw, want, code string) {
@@ -33,7 +33,7 @@ func TestParseURL(t *testing.T) {
 	f("HTTPS://shop.example:8443/x", "https://shop.example:8443/x", "")
 	f("https://bücher.example/ä", "https://xn--bcher-kva.example/%C3%A4", "")
 	f("https://xn--bcher-kva.example/", "https://xn--bcher-kva.example/", "")
-	f("https://ｓｈｏｐ.example/", "https://shop.example/", "") // look-alikes map to what is called
+	f("https://ｓｈｏｐ.example/", "https://shop.example/", "") // look-alike characters become those that are called
 	f("https://192.0.2.7/x", "https://192.0.2.7/x", "")
 	f("https://[2001:DB8::1]:444/x", "https://[2001:db8::1]:444/x", "")
 	f("https://shop.example/a%20b/%7euser", "https://shop.example/a%20b/%7euser", "")
@@ -70,7 +70,7 @@ func TestParseURL(t *testing.T) {
 	f("https://shop.example:0443/", "", "url_port")
 	f("https://shop.example:/", "", "url_port")
 	f("https://shop.example:http/", "", "bad_url")
-	// Other ways to write 127.0.0.1, and its kin.
+	// Other ways to write 127.0.0.1 and similar addresses.
 	for _, host := range []string{
 		"2130706433", "0x7f000001", "0x7f.1", "0177.0.0.1", "017700000001", "127.1", "127.0.1", "127.0.0.01",
 		"0", "00", "0x0", "1.2.3.4.5", "256.0.0.1", "shop.example.1", "shop.0x7f", "１２７.0.0.1x.1", "127。1",
@@ -89,8 +89,8 @@ func TestParseURL(t *testing.T) {
 	}
 }
 
-// A look-alike address in full-width digits maps to the address, which the
-// policy then sees, or is refused.
+// A look-alike address in full-width digits either becomes the address, which the policy then
+// checks, or is refused.
 func TestWideDigits(t *testing.T) {
 	t.Parallel()
 	u, err := parseURL("callback_url", "https://１２７.０.０.１/", false)
@@ -140,7 +140,7 @@ func TestUnderBase(t *testing.T) {
 	refused(t, err, notify.KindInvalid, "url_query", "callback_urls[0]")
 }
 
-// Whatever is admitted has one spelling, and stays under its own host.
+// Every URL that is admitted has one spelling and stays under its own host.
 func FuzzParseURL(f *testing.F) {
 	for _, s := range []string{"https://shop.example/hooks/1?a=b", "https://[::1]:1/", "https://a@b/", "https://１.example/", "http://0x7f.1", "https://x/%2e%2e/"} {
 		f.Add(s)

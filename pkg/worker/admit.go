@@ -83,11 +83,11 @@ func (p *partition) admitReceivers(e *notify.Envelope, n int) (admission, int, b
 	}
 }
 
-// requestPermit asks the provider for a permit. It waits at most until the time deadline, or
-// without a limit if that time is zero. If the deadline has passed, or the partition is being
-// drained, it returns nil and false. If no call may be made because the account is blocked, it
-// reports the end of the block to Health and returns nil and true: the caller should then wait for
-// Health and call requestPermit again.
+// requestPermit asks the provider for a permit. The parameter deadline limits the wait; zero means
+// no limit. If the deadline has passed, or the partition is being drained, it returns nil and
+// false. If no call may be made because the account is blocked, it reports the end of the block to
+// Health and returns nil and true: the caller should then wait for Health and call requestPermit
+// again.
 func (p *partition) requestPermit(cat notify.Category, n int, deadline time.Time) (m notify.Permit, again bool) {
 	cfg := &p.w.cfg
 	ctx := p.untilDrain
@@ -101,8 +101,9 @@ func (p *partition) requestPermit(cat notify.Category, n int, deadline time.Time
 		return m, false
 	}
 	if e, ok := errors.AsType[*notify.Error](err); ok && ctx.Err() == nil {
-		// The account is blocked. This is not the result of a call, so it must not count in
-		// the breaker. A lane whose provider is Rated has only this route.
+		// The account is blocked. This is not the result of a call, so it must not count in the
+		// breaker. Names[0] is the right route, because a lane whose provider is Rated has only one
+		// route.
 		res := notify.Result{Class: notify.ClassThrottled, Code: e.Code, RetryAfter: e.RetryAfter}
 		cfg.Health.report(cfg.Routes.Names[0], &res, 0, false, time.Now())
 		return nil, true
@@ -128,7 +129,7 @@ func (p *partition) campaignSlots(e *notify.Envelope, n uint32, now time.Time) *
 	case h.Paused:
 		after := min(pausedLook*time.Duration(e.Deferrals+1), pausedMost)
 		return &callSlots{first: now.Add(after), code: codeCampaignPaused}
-	case h.Rate == 0, e.Attempt > 0, DeferralCode(e.Cause) == codeCampaignRate: // the receivers have already waited for their slots
+	case h.Rate == 0, e.Attempt > 0, DeferralCode(e.Cause) == codeCampaignRate: // no limit, or the wait for a slot is over
 		return nil
 	}
 	from := now

@@ -9,9 +9,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// A slow provider gets all that it may hold from one partition, although that is more than the
-// windows the partition may have open, and no more is claimed. A provider that is fast, or was
-// not called yet, does not.
+// A slow provider gets from one partition as many receivers as it may have at once, although that
+// is more than the windows of the partition allow. No more receivers are claimed. A provider that
+// is fast, or was not called yet, gets only the windows of the partition.
 func TestSlowProviderIsFilled(t *testing.T) {
 	for name, c := range map[string]struct {
 		lane     notify.Lane
@@ -19,7 +19,7 @@ func TestSlowProviderIsFilled(t *testing.T) {
 		inFlight int
 		envs     func(p *plant) []notify.Envelope
 		first    int // receivers claimed after a second
-		then     int // and after eleven
+		then     int // receivers claimed after eleven seconds
 	}{
 		"singles, claimed first":   {pushLane, 10 * time.Second, 200, singles, 20, 200},
 		"singles, claimed last":    {smsLane, 10 * time.Second, 200, singles, 20, 200},
@@ -87,8 +87,8 @@ func apart(n int) (us []string) {
 	return us
 }
 
-// Claims of other partitions count. A partition can always use its own windows, whatever the
-// others hold.
+// Claims of other partitions count. But a partition can always use its own windows, whatever the
+// other partitions have claimed.
 func TestPartitionsShareTheClaims(t *testing.T) {
 	t.Parallel()
 	all := &openReceivers{limit: 10}
@@ -97,7 +97,7 @@ func TestPartitionsShareTheClaims(t *testing.T) {
 	take := func(q *quota, n int, want bool) {
 		t.Helper()
 		ctx, stop := context.WithCancel(t.Context())
-		stop() // who cannot have it does not wait
+		stop() // a goroutine that cannot have it does not wait
 		if _, err := q.acquire(ctx, notify.OTP, n); (err == nil) != want {
 			t.Errorf("take %d: %v, with %d claimed by all", n, err, all.held)
 		}
@@ -107,10 +107,10 @@ func TestPartitionsShareTheClaims(t *testing.T) {
 	for range 8 {
 		all.noteCall(2 * slowCall)
 	}
-	take(a, 4, true) // beyond its own
+	take(a, 4, true) // more than its own windows
 	take(a, 4, false)
 	take(a, 2, true)
-	take(b, 4, true) // its own, though the provider is full
+	take(b, 4, true) // its own windows, although the provider is full
 	take(b, 1, false)
 	a.release(6)
 	take(b, 2, true)
@@ -139,7 +139,7 @@ func TestServedWhileGivingUp(t *testing.T) {
 		var err error
 		go func() { _, err = q.acquire(ctx, notify.OTP, 1) }()
 		synctest.Wait()
-		q.mu.Lock() // which he needs to leave
+		q.mu.Lock() // the waiting goroutine needs this lock to give up
 		stop()
 		q.giveBack(4)
 		q.serve()

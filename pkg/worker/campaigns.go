@@ -50,8 +50,9 @@ const (
 )
 
 const (
-	// paceAhead is how far into the future slots of a rate are assigned. A receiver that would get
-	// a later slot asks again after paceAhead. So a changed rate takes effect within paceAhead.
+	// paceAhead is how far into the future the slots of a campaign with a rate are assigned. A
+	// receiver that would get a later slot asks again after paceAhead. So a changed rate takes
+	// effect within paceAhead.
 	//
 	// The next owner of a partition does not know which slots are assigned already. So the first
 	// slot that it assigns is at the earliest paceAhead after it got the partition.
@@ -74,14 +75,14 @@ type campaignPace struct {
 // callSlots are the times at which the receivers of a window may be called.
 type callSlots struct {
 	first time.Time
-	gap   time.Duration // time between two receivers; 0: all receivers get the time first
+	gap   time.Duration // time between two receivers; 0: all receivers get the time in the field first
 	code  string
 	until time.Time // no slot is assigned after this time
 }
 
-// reserve assigns slots to n receivers. The first slot is not before the time earliest. No slot is
-// later than paceAhead after the time now; receivers for which there is no slot before that must
-// ask again.
+// reserve assigns slots to n receivers. The parameter earliest is the earliest time of the first
+// slot. No slot is later than paceAhead after the time now. Receivers that get no slot until then
+// must ask again.
 func (p *campaignPace) reserve(campaign string, rate float64, n uint32, now, earliest time.Time) callSlots {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -114,7 +115,7 @@ func (s *callSlots) wakeOf(k uint32, now time.Time) (wake int64, code string) {
 	return roundUp(at, paceStep), s.code
 }
 
-// capAtExpiry returns the time wake, or the time at which the envelope expires if that is earlier.
+// capAtExpiry returns the parameter wake, or the expiry of the envelope if that is earlier.
 func capAtExpiry(wake int64, e *notify.Envelope) int64 {
 	if e.Expires != 0 {
 		return min(wake, e.Expires)

@@ -16,7 +16,7 @@ type paced struct {
 	*rig
 	camp  *Campaigns
 	mu    sync.Mutex
-	calls []time.Duration // of a receiver, since the beginning
+	calls []time.Duration // times of the calls, since the beginning
 	began time.Time
 	wait  []engine.Timer
 }
@@ -40,7 +40,7 @@ func (p *paced) called() []time.Duration {
 	return slices.Clone(p.calls)
 }
 
-// run lets time pass and hands back the envelopes that are due.
+// run lets time pass and gives the envelopes that are due back to the worker.
 func (p *paced) run(d time.Duration) {
 	for end := time.Now().Add(d); ; {
 		synctest.Wait()
@@ -75,7 +75,8 @@ func (p *paced) campaign(n int) notify.Envelope {
 	return e
 }
 
-// A paused campaign calls no receiver, uses no attempt, and goes on when it is resumed.
+// The receivers of a paused campaign are not called and use no attempt. They are called after the
+// campaign is resumed.
 func TestPausedCampaign(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPaced(t)
@@ -102,8 +103,8 @@ func TestPausedCampaign(t *testing.T) {
 	})
 }
 
-// A receiver that expires while its campaign is paused expires at its time, and one
-// resumed before that is called.
+// A receiver whose deadline passes while its campaign is paused expires at the deadline. If the
+// campaign is resumed before that, the receiver is called.
 func TestPausedCampaignExpires(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPaced(t)
@@ -122,8 +123,8 @@ func TestPausedCampaignExpires(t *testing.T) {
 	})
 }
 
-// A campaign with a rate is called at that rate, evenly and to its end, and a new
-// rate binds within paceAhead.
+// The receivers of a campaign with a rate are called evenly at that rate until all were called. A
+// new rate takes effect within paceAhead.
 func TestCampaignRate(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPaced(t)
@@ -193,7 +194,8 @@ func TestCampaignRateOverProcesses(t *testing.T) {
 		run(200)
 		all := calls()
 		for i := range all {
-			// Two seconds' in one: slots are rounded to paceStep, once up and once down.
+			// One second may have the slots of two seconds, because slots are rounded to paceStep,
+			// some up and some down.
 			if k := i - 3*perSecond; k >= 0 && all[i]-all[k] < time.Second {
 				t.Fatalf("%d calls within %v of %v at %d a second", 3*perSecond, all[i]-all[k], all[i], perSecond)
 			}

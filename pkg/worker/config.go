@@ -35,9 +35,9 @@ type Preferences interface {
 	// true.
 	Suppresses() bool
 	Suppress(ctx context.Context, user string, ch notify.Channel, address, reason string) error
-	// Unsubscribe opts out a user who told a provider to stop. It applies to the categories
-	// marketing and digest on the channel. Messages of the other categories react to something that
-	// the user did, so they are still sent.
+	// Unsubscribe opts out a user who told a provider to send no more messages. It applies to the
+	// categories marketing and digest on the channel. Messages of the other categories react to
+	// something that the user did, so they are still sent.
 	Unsubscribe(ctx context.Context, user string, ch notify.Channel) error
 	// Hold keeps the profiles of the users of partition n in memory, until the caller releases the
 	// returned Holding. The parameter partitions is the number of partitions. Hold does not wait
@@ -162,12 +162,12 @@ type Config struct {
 	Events         Events
 	Logger         *slog.Logger  `default:"discard"`
 	Tracer         *trace.Tracer // nil: no spans are made, but traceparents are still passed on
-	MaxEnvelope    int           `default:"900000"` // largest derived record, in bytes
+	MaxEnvelope    int           `default:"900000"` // largest record of a derived envelope (a retry or a wait), in bytes
 }
 
 // MaxRecords and MaxPoll limit the records that a consumer group should send to a worker.
 // MaxRecords is the largest number of records of a partition that are not done. MaxPoll is the
-// approximate size of a poll. MaxRecords may be exceeded by up to one poll.
+// largest number of records in one poll. MaxRecords may be exceeded by up to one poll.
 //
 // An envelope with one receiver needs a goroutine while it waits: 7 KB for an SMS, 18 KB for a
 // claimed push. So 60,000 waiting pushes of a stopped lane took 1.1 GB. With at most 4,000 records

@@ -57,7 +57,7 @@ func TestCrashBeforeTheMark(t *testing.T) {
 }
 
 // EXPIRED, SUPPRESSED and CANCELLED are used only if no call was made. After a crash between a
-// claim and its outcome that is not known.
+// claim and its outcome, nobody knows whether a call was made.
 func TestCrashThenDeadline(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, pushLane, func(c *Config) { c.Window = 1 })

@@ -12,8 +12,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// An outcome row that cannot be decoded does not hold its partition: its bytes are
-// put aside, and every receiver of its envelope may have been called.
+// An outcome row that cannot be decoded does not stop its partition. Its bytes go into the poison
+// topic, and the worker assumes that every receiver of its envelope may have been called.
 func TestGoesOnPastADamagedRow(t *testing.T) {
 	for name, c := range map[string]struct {
 		lane   notify.Lane

@@ -26,8 +26,8 @@ func (a payloadless) ScanWithoutPayload(ctx context.Context, p engine.TimerParti
 }
 
 // TestDeferredRows checks that the rows which a worker has deferred are counted by topic and
-// reason, on whatever page they are, and whether or not ScanWithoutPayload returns payloads. Rows that have
-// been due are not counted.
+// reason, on whatever page they are, and whether or not ScanWithoutPayload returns payloads. Rows
+// that are due already are not counted.
 func TestDeferredRows(t *testing.T) {
 	t.Parallel()
 	now := time.Now().Truncate(time.Minute).Add(30 * time.Second)

@@ -28,7 +28,7 @@
 //
 // So a crash at any moment leaves one of three states:
 //
-//   - Nothing was written. The record is read again and handled as new.
+//   - Nothing was written. The record is read again, as if for the first time.
 //   - A claim was written. The receivers between DoneUpTo and StartedUpTo are ambiguous; see
 //     job.resumeFromRow.
 //   - A finished row was written. After a restart, the worker derives the same records from the

@@ -7,8 +7,8 @@ import (
 )
 
 // Gate stops a lane before its claims. While the gate is shut, nothing is claimed or called. Calls
-// in flight continue until they end, polled records wait within their limits, and the log buffers
-// later records. The zero value is open. A Gate is safe for concurrent use.
+// in flight continue until they end. Records that were polled already wait in memory, and later
+// records stay in the log. The zero value is open. A Gate is safe for concurrent use.
 type Gate struct {
 	mu   sync.Mutex
 	open chan struct{} // nil: the gate is open; otherwise the channel is closed when the gate opens

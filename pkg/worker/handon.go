@@ -205,8 +205,9 @@ func (j *job) failedTargets(buf []notify.Target, rec *notify.Receiver, ex []noti
 	return notify.AppendTargets(nil, on)
 }
 
-// causePrefix returns the first part of a derived envelope's cause. It says whether the earlier
-// calls may have reached the provider. These are the calls of e, and the call with the outcome x.
+// causePrefix returns the first part of a derived envelope's cause. It says whether calls were
+// made, and whether the provider may have processed one of them. It covers the calls that the cause
+// of e describes, and the call with the outcome x.
 func causePrefix(e *notify.Envelope, x *notify.Exception) string {
 	n := doubtCount(e.Cause)
 	switch {
@@ -386,7 +387,7 @@ func (j *job) dropStaleHolds(ctx context.Context, row *notify.Row) error {
 	return j.p.w.retryUntil(ctx, "holds", func() error { return cfg.Holds.Update(ctx, nil, remove) })
 }
 
-// hasEnded reports whether the latest envelope of a receiver has a terminal outcome for it.
+// hasEnded reports whether a receiver has a terminal outcome in the row of its latest envelope.
 func hasEnded(rows []notify.Row, epoch uint16, index uint32) bool {
 	var last *notify.Row
 	var lastPos uint32

@@ -32,8 +32,8 @@ func (j *job) runPosition(pos uint32) bool {
 // the row.
 //
 // Positions below resumedTo were started before. Windows below and above resumedTo are claimed
-// separately, so one result contains only windows of one side. windowsFrom returns false if the
-// partition is being drained.
+// separately, so the result contains only windows of one of these two kinds. windowsFrom returns
+// false if the partition is being drained.
 func (j *job) windowsFrom(start, resumedTo, size uint32) (ws []*window, ok bool) {
 	for start < j.env.Count {
 		hi := min((start/size+1)*size, j.env.Count)
@@ -132,7 +132,9 @@ func (j *job) reserveWindow(w *window) bool {
 	return true
 }
 
-// tryReserve does the same as reserveWindow, but returns false instead of waiting.
+// tryReserve gets the budget of a window if the gate is open, but returns false where reserveWindow
+// would wait. It does not check the routes, because reserveWindow has just checked them for an
+// earlier window of the job.
 func (j *job) tryReserve(w *window) (ok bool) {
 	p, n := j.p, int(w.hi-w.lo)
 	if p.w.cfg.Gate.IsShut() {

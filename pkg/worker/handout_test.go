@@ -36,9 +36,9 @@ func (w *written) of(e *notify.Envelope) (rows []notify.Row) {
 	return rows
 }
 
-// Windows for which there is room are claimed by one write of the row, and never more than may
-// be open. Windows of an envelope that waits for an earlier one of its users leave half of the
-// room free.
+// All windows for which there is budget are claimed by one write of the row, and never more windows
+// than may be open. Windows of an envelope that waits for an earlier envelope of its users leave
+// half of the budget free.
 func TestWindowsAreClaimedTogether(t *testing.T) {
 	in(t, func(t *testing.T) {
 		st := &written{}

@@ -66,7 +66,7 @@ func oneRoute(name string) Routes {
 	return Routes{Names: []string{name}, Of: func([]byte) int { return 0 }}
 }
 
-// start begins a new life of the process: same stores, new worker.
+// start begins a new life of the process, with the same stores and a new worker.
 func (r *rig) start() {
 	r.ctx, r.stop = context.WithCancel(context.Background())
 	committer := NewCommitter(CommitterConfig{Put: r.cfg.Status.Put})
@@ -82,7 +82,7 @@ func (r *rig) start() {
 	r.part = r.w.Assigned(r.ctx, log.TopicPartition{Topic: r.cfg.Lane.Topic()})
 }
 
-// crash ends the life without a word: nothing in memory survives.
+// crash ends the life without a drain: nothing in memory survives.
 func (r *rig) crash() {
 	r.stop()
 	r.part.(*partition).wg.Wait()
@@ -223,7 +223,7 @@ func decode(t *testing.T, value []byte) notify.Envelope {
 	return e
 }
 
-// fakeProvider answers by its function, after its latency, and remembers.
+// fakeProvider answers with its function, after its latency, and records its calls.
 type fakeProvider struct {
 	mu      sync.Mutex
 	calls   [][]string // users per call
@@ -301,8 +301,8 @@ type fakePrefs struct {
 	addresses    map[string][]string
 	suppressed   map[string]bool
 	unsubscribed map[string]bool // users
-	stale        bool            // older than bulk may go by
-	absent       bool            // never read
+	stale        bool            // the preferences are too old for bulk lanes
+	absent       bool            // the preferences were never read
 	strange      map[string]bool // users whose profiles are not in memory
 	fetched      int             // users that Fetch was asked for
 	away         int             // how many calls of Fetch fail
@@ -426,7 +426,7 @@ type fakeCancels struct {
 	mu  sync.Mutex
 	ids map[notify.ID]bool
 	all bool
-	old bool // older than bulk may go by
+	old bool // the cancellations are too old for bulk lanes
 }
 
 func (c *fakeCancels) age(old, all bool) {

@@ -252,7 +252,8 @@ func (h *Health) waitReady(ctx context.Context, rs *Routes, expires int64) bool 
 }
 
 // allShut returns true if no route of the lane may be called now. It also returns the time at which
-// the first route may be tried, and a channel that is closed if that may have changed.
+// the first route may be tried, and a channel that is closed when one of these two results may have
+// changed.
 func (h *Health) allShut(rs *Routes) (bool, time.Time, <-chan struct{}) {
 	if h.allWell(rs) {
 		return false, time.Time{}, nil

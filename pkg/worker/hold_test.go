@@ -40,7 +40,7 @@ func TestHeldRoute(t *testing.T) {
 			t.Errorf("bob after the hold: %+v", s)
 		}
 
-		// Where no other route works the lane stands, and says why.
+		// If no other route works, the lane stops and says why.
 		health.Hold("apns", time.Now())
 		health.Hold("fcm", time.Now())
 		alone := r.envelope(notify.Transactional, "ann")

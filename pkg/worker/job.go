@@ -372,9 +372,10 @@ func (j *job) finish() {
 	j.msg.Done()
 }
 
-// chooseDefaultLocked makes an exception the default outcome if most receivers have that outcome.
-// Until then the default outcome is the result of the first window, and most windows may have
-// another result. j.mu must be held.
+// chooseDefaultLocked makes the most frequent exception the default outcome, if the job has many
+// exceptions and more receivers have this one than the present default outcome. Until then the
+// default outcome is the result of the first window, and most windows may have another result. j.mu
+// must be held.
 func (j *job) chooseDefaultLocked() {
 	if len(j.exceptions) <= int(j.env.Count)/2 || len(j.exceptions) < 8 {
 		return

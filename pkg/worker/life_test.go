@@ -22,8 +22,8 @@ func in(t *testing.T, f func(t *testing.T)) {
 	synctest.Test(t, f)
 }
 
-// A provider that is down for ten minutes fails nothing, uses up no attempts,
-// and is sent everything by itself when it is back: first attempts and retries.
+// While a provider is down for ten minutes, nothing fails and no attempts are used. When it is
+// back, it gets everything without help: first attempts and retries.
 func TestOutageOfTenMinutes(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, pushLane, func(c *Config) { c.Window, c.Ahead = 10, 4 })
@@ -61,9 +61,9 @@ func TestOutageOfTenMinutes(t *testing.T) {
 	})
 }
 
-// A provider that takes requests and does not answer them for ten minutes: the calls time
-// out, the circuit opens, and a time-out uses no attempt then. Each call may be a
-// duplicate, so a receiver has a bounded number of them. All are sent when it is back.
+// A provider accepts requests and does not answer them for ten minutes. The calls time out, the
+// circuit opens, and from then on a time-out uses no attempt. Each call may be a duplicate, so the
+// number of calls for a receiver is bounded. All receivers are sent when the provider is back.
 func TestHangingProviderUsesNoAttempts(t *testing.T) {
 	for name, n := range map[string]int{"few": 3, "many": 300} {
 		t.Run(name, func(t *testing.T) {
@@ -77,7 +77,7 @@ func TestHangingProviderUsesNoAttempts(t *testing.T) {
 				p.send(envs...)
 				pass(10 * time.Minute)
 				p.prov.takes(20 * time.Millisecond)
-				pass(10 * time.Minute) // the longest wait is 8 minutes and its jitter
+				pass(10 * time.Minute) // the longest wait is 8 minutes plus jitter
 				for i := range envs {
 					out := p.state(&envs[i], 0)
 					user := fmt.Sprint("u", i)
@@ -93,9 +93,9 @@ func TestHangingProviderUsesNoAttempts(t *testing.T) {
 	}
 }
 
-// A circuit that opened closes with the answers to its first probes, also where
-// one round holds all the work there is: its receivers go out in one call, which
-// must not use up the probes of three.
+// An open circuit closes with the answers to its first probes, even if one round has all the
+// receivers there are. The receivers of the round are sent in one call, and that call must not
+// count as three probes.
 func TestOneRoundClosesItsCircuit(t *testing.T) {
 	for name, lane := range map[string]notify.Lane{"mail": emailLane, "push": pushLane} {
 		t.Run(name, func(t *testing.T) {
@@ -173,8 +173,8 @@ func lag(t *testing.T, slow func(user string) bool, verdict func(string) users.V
 	return rest[len(rest)*99/100]
 }
 
-// Quiet hours and an hour's Retry-After on a tenth of a partition do not slow
-// the rest.
+// If a tenth of the receivers of a partition have quiet hours or get a Retry-After of an hour, the
+// other receivers are not slower.
 func TestWaitsDoNotSlowTheRest(t *testing.T) {
 	tenth := func(u string) bool { return strings.HasSuffix(u, "7") }
 	var plain, quiet, hour time.Duration
@@ -197,16 +197,15 @@ func TestWaitsDoNotSlowTheRest(t *testing.T) {
 		})
 	})
 	t.Logf("p99 of the rest: %v without, %v beside quiet hours, %v beside an hour's Retry-After", plain, quiet, hour)
-	// Which message gets into which round of 50 ms calls differs from run to run. One round more
-	// is no slowdown. Holding the mark would cost hours.
+	// Which message gets into which round of 50 ms calls differs from run to run. One round more is
+	// no slowdown. If these waits stopped the mark, the others would be hours late.
 	if most := plain*11/10 + 50*time.Millisecond; quiet > most || hour > most {
 		t.Errorf("the rest is slowed: %v, %v, without %v", quiet, hour, plain)
 	}
 }
 
-// An opt-out, a cancel and a suppression bind a running fan-out: no call starts
-// a second later. (Here they are known at once; how fast they become known is
-// for package prefs to show.)
+// An opt-out, a cancel and a suppression apply to a running fan-out: no call starts more than a
+// second later. (Here they are known at once; this test does not show how fast they become known.)
 func TestBindsARunningFanout(t *testing.T) {
 	for _, what := range []string{"opt-out", "cancel", "suppression", "quiet hours"} {
 		t.Run(what, func(t *testing.T) {
@@ -216,7 +215,7 @@ func TestBindsARunningFanout(t *testing.T) {
 				p.prov.set(2*time.Second, func(*notify.Item) (notify.Result, bool) { last = time.Now(); return accepted, true })
 				e := p.envelope(notify.Transactional, userIDs(20_000)...)
 				p.send(e)
-				pass(9 * time.Second) // of 40
+				pass(9 * time.Second) // of the 40 s that all calls take
 				at = time.Now()
 				want := notify.Suppressed
 				switch what {
@@ -264,8 +263,8 @@ func TestBindsARunningFanout(t *testing.T) {
 	}
 }
 
-// A retry touches the failed addresses only; a receiver that was reached at one
-// address has not failed.
+// A retry calls only the failed addresses. A receiver that was reached at one address has not
+// failed.
 func TestSeveralAddresses(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, pushLane)
@@ -308,8 +307,8 @@ func TestSeveralAddresses(t *testing.T) {
 	})
 }
 
-// A caller that asks for every outcome is told of each one that is not a failure, once the
-// receiver has ended.
+// A caller that wants every outcome is told each outcome that is not a failure when the receiver
+// has ended.
 func TestTellsEveryEnd(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, pushLane, func(c *Config) { c.HasOutcomesURL = func(caller string) bool { return caller == "test" } })
@@ -381,8 +380,8 @@ func TestDeadlineBetweenAddresses(t *testing.T) {
 	})
 }
 
-// One of two push providers is down: its receivers are parked, the others go
-// on, and the mark moves.
+// While one of two push providers is down, its receivers are parked, the other receivers are
+// called, and the mark moves.
 func TestOneOfTwoProvidersOpen(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, pushLane, func(c *Config) {

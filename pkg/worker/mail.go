@@ -12,8 +12,8 @@ import (
 )
 
 // mailbox collects single mails with the same content, so that one call to the provider sends up to
-// a window of mails. It delays no otp and alert mails. It also does not delay a mail with inline
-// content if no mail with the same content came shortly before.
+// a window of mails. It does not delay otp and alert mails. It also does not delay a mail with
+// inline content if no mail with the same content came shortly before.
 type mailbox struct {
 	p *partition
 

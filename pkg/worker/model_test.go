@@ -14,9 +14,9 @@ import (
 )
 
 // TestModel runs through crashes and drains, with stores and a log that refuse, lose
-// acknowledgements or hang, and a provider that answers anything. In the end every receiver has
-// one terminal state. The duplicates that the provider got are within what the rows admit. First
-// attempts kept the order of each user, and nothing waits any more.
+// acknowledgements or hang, and a provider that answers anything. In the end every receiver has one
+// terminal state. The provider got no more duplicates than the rows record. First attempts kept the
+// order of each user, and nothing waits any more.
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		var thrown any // rapid ends a check by a panic, which must not cross the bubble
@@ -55,7 +55,7 @@ func model(t *testing.T, rt *rapid.T) {
 		trouble = share
 	}
 	receipts := rapid.Bool().Draw(rt, "receipts") && lane.Channel != notify.Push
-	told := map[target]bool{} // a receipt says of these that they were delivered
+	told := map[target]bool{} // a receipt says that these were delivered
 	p.prov.set(20*time.Millisecond, func(item *notify.Item) (notify.Result, bool) {
 		at := target{item.ID(), item.Addr}
 		if told[at] {
@@ -139,7 +139,7 @@ func model(t *testing.T, rt *rapid.T) {
 
 	failed, ends := p.failed(), p.told()
 	resent, again := 0, 0
-	passed := map[notify.Base]bool{} // requests that later ones may pass
+	passed := map[notify.Base]bool{} // requests that later requests may overtake
 	for i := range sent {
 		e := &sent[i]
 		rows := p.rows(e)
@@ -163,7 +163,7 @@ func model(t *testing.T, rt *rapid.T) {
 			case dead != out.State.InFailedFeed(e.Category):
 				rt.Errorf("%s is %v (%s); dead letter: %v", id, out.State, out.Code, dead)
 			case !dead && !slices.ContainsFunc(ends[id.String()], func(r notify.EndedReceiver) bool {
-				return r.Look || r.Status == out.State.String() || receipts // which are told of where they come in
+				return r.Look || r.Status == out.State.String() || receipts // receipts are reported elsewhere, where they come in
 			}):
 				rt.Errorf("%s is %v (%s); its caller is told %+v", id, out.State, out.Code, ends[id.String()])
 			case out.State == notify.Delivered && took == 0:
@@ -235,8 +235,8 @@ func model(t *testing.T, rt *rapid.T) {
 	}
 }
 
-// outOfOrder returns the first of the calls that is of an earlier id than one
-// before it, in the order of ids; -1: none.
+// outOfOrder returns the index of the first call that is out of order: in the slice ids, its id
+// comes before the id of an earlier call. It returns -1 if there is none.
 func outOfOrder(ids, calls []notify.ID) int {
 	place := map[notify.ID]int{}
 	for i, id := range ids {

@@ -58,7 +58,8 @@ func TestLeavesWhatANewerReleaseWrote(t *testing.T) {
 				if err := handle(msgs); !errors.Is(err, notify.ErrNewer) {
 					t.Fatalf("%v, want ErrNewer", err)
 				}
-				// As the group does: one at a time, and none behind the one it stands at.
+				// Hand over the records as the group does: one at a time, and none after the record
+				// at which the partition stops.
 				if err := handle(msgs[:1]); err != nil {
 					t.Fatal(err)
 				}

@@ -52,7 +52,7 @@ func someSingles(p *plant, n int) (envs []notify.Envelope) {
 	return envs
 }
 
-// A row is not read where it surely is not there. A request that is repeated is found by its row.
+// A row is not read if it certainly does not exist. A repeated request is found by its row.
 func TestNewIsNotRead(t *testing.T) {
 	for name, lane := range map[string]notify.Lane{"push": pushLane, "sms": smsLane} {
 		t.Run(name, func(t *testing.T) {
@@ -81,8 +81,8 @@ func TestNewIsNotRead(t *testing.T) {
 	}
 }
 
-// What the previous owner has finished is not sent again if the request is repeated and its
-// second record is appended after the assignment. Producers and callers do repeat.
+// A request that the previous owner has finished is not sent again if it is repeated and its second
+// record is appended after the assignment. Producers and callers do repeat requests.
 func TestRepeatedAfterTakeOver(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p, _ := readingPlant(t, pushLane)
@@ -197,7 +197,7 @@ func TestNewKeys(t *testing.T) {
 		}
 	}
 
-	// What is forgotten is not new.
+	// A key that was dropped from the sets does not count as new.
 	n := &newKeys{began: began}
 	first, wrong := made(minute), 0
 	meet(n, first, true, minute, minute)
@@ -216,7 +216,7 @@ func TestNewKeys(t *testing.T) {
 	if wrong > keySetSize/100 {
 		t.Errorf("%d of %d keys were taken for met", wrong, 3*keySetSize)
 	}
-	// Of a request that was in the future when it was met, too.
+	// This also applies to a request whose time was in the future when its key was added.
 	ahead := made(24 * time.Hour)
 	n = &newKeys{began: began}
 	meet(n, ahead, true, minute, minute)

@@ -26,9 +26,10 @@ type Offsets interface {
 // delivered first. So the new partition waits until the group has finished everything that was
 // appended to the old partition with the earlier number of partitions.
 //
-// An append reads the number of partitions when it begins, and has a time limit. So at the time
-// Settle after the change, no append with the earlier number is still running. The worker waits
-// until the group has committed the offset that the old partition ended at then.
+// An append reads the number of partitions when it begins, and has a time limit. So when the
+// duration Settle has passed after the change, no append with the earlier number is still running.
+// The worker waits until the group has committed the end offset that the old partition had at that
+// moment.
 type Opening struct {
 	Spread  func() notify.Spread // numbers of the topic's partitions over time
 	Offsets Offsets

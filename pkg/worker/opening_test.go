@@ -156,7 +156,7 @@ func TestOpening(t *testing.T) {
 	}
 }
 
-// TestHastyCommits: commits of the old partitions are made soon while new ones wait for them.
+// TestHastyCommits: the group commits the old partitions sooner while new partitions wait for them.
 func TestHastyCommits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -181,8 +181,9 @@ func TestHastyCommits(t *testing.T) {
 	})
 }
 
-// TestNewPartition: a worker takes nothing of a new partition before it is opened, holds the
-// profiles of its users once it is announced, and gives it back while it waits.
+// TestNewPartition: a worker handles no record of a new partition before the partition is opened.
+// It requests the profiles of the partition's users when the partition is announced. It can give
+// the partition back while the partition waits.
 func TestNewPartition(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -3,7 +3,7 @@ package worker
 import "sync"
 
 // userOrder keeps the order of first attempts per user within a partition. The provider may be
-// called for an envelope when every earlier envelope for one of the same users has first results.
+// called for an envelope when every earlier envelope that shares a user with it has first results.
 //
 // A user is identified by a slot of a hash table. If two users have the same slot, an envelope may
 // wait without need, but it never overtakes another. A large envelope would use very many slots. So
@@ -11,7 +11,7 @@ import "sync"
 type userOrder struct {
 	mu        sync.Mutex
 	slots     []uint32              // by slot: number of the last envelope
-	next      uint32                // number of the next envelope; 0 means none
+	next      uint32                // number of the next envelope; starts at 1, because 0 in a slot means no envelope
 	barrier   uint32                // number of the last large envelope
 	openTurns map[uint32]*orderTurn // turns that have not ended, by number
 }

@@ -20,8 +20,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// stops lets a test hold an owner at a place, as SIGSTOP does: everything that
-// passes a place while the owner is stopped waits there.
+// stops lets a test stop an owner at a certain place, as SIGSTOP does: every goroutine that comes
+// to a place while the owner is stopped waits there.
 type stops struct {
 	mu      sync.Mutex
 	stopped chan struct{} // closed when the owner goes on; nil: it runs
@@ -62,8 +62,8 @@ func (s *stops) goOn() {
 	}
 }
 
-// stoppable is a store as an owner reaches it: before and behind each request the
-// owner may be stopped, and requests that are under way arrive late.
+// stoppable is a store as an owner reaches it: the owner may be stopped before and after each
+// request, and requests that are under way arrive late.
 type stoppable struct {
 	engine.Status
 	*stops
@@ -71,7 +71,7 @@ type stoppable struct {
 
 func (s stoppable) Put(ctx context.Context, rows []notify.Row) error {
 	s.pass("before a write")
-	// The request has left: it arrives although the owner has gone.
+	// The request is on its way: it arrives although the owner is gone.
 	err := s.Status.Put(context.WithoutCancel(ctx), rows)
 	s.pass("after a write")
 	return err
@@ -138,7 +138,7 @@ type owner struct {
 	stops
 	part *partition
 	end  context.CancelFunc
-	held atomic.Bool // what the group says
+	held atomic.Bool // whether the group says that the owner has the partition
 	wg   sync.WaitGroup
 }
 
@@ -164,7 +164,7 @@ func (l logOf) Append(ctx context.Context, recs []log.Record) error {
 	return l.plantLog.Append(context.WithoutCancel(ctx), recs)
 }
 
-// newOwner begins to own the lane's topic, or its retries.
+// newOwner starts an owner of the partition, in the lane's topic or in the topic of its retries.
 func (p *plant) newOwner(status engine.Status, role Role) *owner {
 	o := &owner{stops: stops{at: map[string]int{}}}
 	ctx, stop := context.WithCancel(context.Background())
@@ -190,7 +190,7 @@ func (p *plant) newOwner(status engine.Status, role Role) *owner {
 	return o
 }
 
-// gone is when the process learns that the partition is another's.
+// gone is called when the process learns that the partition belongs to another process.
 func (o *owner) gone() {
 	o.end()
 	o.goOn()
@@ -203,10 +203,10 @@ var places = []string{
 	"before a call", "after a call", "before a hand-on",
 }
 
-// A partition has three owners, one after the other. The first, and sometimes the second, is
-// paused anywhere for longer than its session while the next one works. It resumes before it
-// learns that it owns nothing any more. What a later owner finished stays finished, every
-// receiver ends, and the provider gets no notification more often than the rows admit.
+// A partition has three owners, one after the other. The first, and sometimes the second, is paused
+// anywhere for longer than its session while the next one works. It resumes before it learns that
+// it owns nothing any more. What a later owner finished stays finished, every receiver ends, and
+// the provider gets no notification more often than the rows allow.
 func TestPausedOwners(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		var thrown any
@@ -294,7 +294,7 @@ func pausedOwners(t *testing.T, rt *rapid.T) {
 			done[row.Key] = row.Done
 		}
 	}
-	for _, o := range owners[:2] { // who was stopped all the time comes back at last
+	for _, o := range owners[:2] { // an owner that was stopped all the time continues at last
 		o.mu.Lock()
 		o.on = nil
 		o.mu.Unlock()
@@ -333,7 +333,7 @@ func pausedOwners(t *testing.T, rt *rapid.T) {
 	retries.gone()
 }
 
-// Whatever is not sure to own its partition begins no call and no claim.
+// A worker that is not sure to own its partition begins no call and no claim.
 func TestNoCallWithoutTheGroup(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, pushLane)

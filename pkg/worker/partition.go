@@ -119,7 +119,7 @@ func (p *partition) Drain(ctx context.Context) {
 
 // beginAccept makes Drain wait for the running call of accept. Otherwise Drain could return while
 // accept reads rows, and accept would then start jobs. beginAccept returns false if Drain was
-// called. Then the next owner handles the records.
+// called. Then the next owner receives the records.
 func (p *partition) beginAccept() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -130,8 +130,7 @@ func (p *partition) beginAccept() bool {
 	return true
 }
 
-// accept handles the next records of the partition, in order: it makes jobs of the records and
-// starts them.
+// accept makes jobs of the next records of the partition, in order, and starts the jobs.
 func (p *partition) accept(msgs []message) error {
 	if !p.beginAccept() {
 		return nil
@@ -267,7 +266,7 @@ func (p *partition) readRows(keys []notify.RowKey, query func(context.Context, [
 // joinLive normally makes j the live job of its key and returns false. If the key has a live job of
 // another record already, joinLive returns true, and the caller does nothing more for j. If both
 // jobs have the same receivers, j is a copy: its record is marked as done after the record of the
-// live job. If the receivers differ, mismatch handles j.
+// live job. If the receivers differ, joinLive starts the method mismatch for j.
 func (p *partition) joinLive(j *job) bool {
 	p.mu.Lock()
 	first, ok := p.liveJobs[j.row.Key]
@@ -292,7 +291,7 @@ func (p *partition) joinLive(j *job) bool {
 }
 
 // startJob runs a job in a goroutine. The parameter row is the outcome row of the job's key, or the
-// zero row. If the row is finished, startJob only sends what remains to do after the row (see
+// zero row. If the row is finished, startJob only does the work that follows a finished row (see
 // handOn).
 func (p *partition) startJob(j *job, row *notify.Row) {
 	p.wg.Add(1)

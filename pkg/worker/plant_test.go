@@ -104,7 +104,7 @@ func (p *plant) start() {
 	p.life = l
 }
 
-// crash ends the life without a word.
+// crash ends the life without a drain.
 func (p *plant) crash() {
 	p.life.stop()
 	p.life.halt()
@@ -223,13 +223,13 @@ func (l *plantLog) add(r log.Record) {
 	t.added = make(chan struct{})
 }
 
-// Append implements Log; it fails like a store of the name "Log".
+// Append implements Log. It fails as the plan says; see appendTo.
 func (l *plantLog) Append(ctx context.Context, recs []log.Record) error {
 	return faulty.NewStatus(appendTo{log: l, recs: recs}, l.plan).Scan(ctx, 0, 0, nil)
 }
 
-// appendTo lets a plan speak of appends: they are its "Status.Scan", which
-// workers never call.
+// appendTo makes appends fail by plan. In the plan an append has the name "Status.Scan", a method
+// that workers never call.
 type appendTo struct {
 	engine.Status
 	log  *plantLog
@@ -255,14 +255,14 @@ func (l *plantLog) at(topic string, offset int64) []byte {
 	return l.topic(topic).recs[offset].Value
 }
 
-// waiting is how many records of a topic are not below its mark.
+// waiting returns how many records of a topic are not below its mark.
 func (l *plantLog) waiting(topic string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.topic(topic).recs) - l.topic(topic).mark
 }
 
-// pump hands the records from the mark on to a partition, some at a time.
+// pump passes the records that are not below the mark to a partition, a few at a time.
 func (l *plantLog) pump(ctx context.Context, topic string, part *partition) {
 	l.mu.Lock()
 	next, newFrom := l.topic(topic).mark, len(l.topic(topic).recs)
@@ -366,14 +366,15 @@ func (l *ledger) takes(latency time.Duration) {
 	l.latency = latency
 }
 
-// took returns how many addresses of a notification the provider took, and how
-// often again: a receiver that is resent is resent at all of its addresses.
+// count returns the number of calls.
 func (l *ledger) count() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.calls
 }
 
+// took returns at how many addresses the provider accepted a notification, and how often it accepted
+// the notification again. A receiver that is sent again is sent again at all of its addresses.
 func (l *ledger) took(id notify.ID) (addresses, again int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -10,8 +10,8 @@ import (
 )
 
 // quota is a weighted semaphore. It serves waiting goroutines by category: first otp, then alert,
-// then transactional, then all others. Within a category it serves them in the order of arrival.
-// While the quota is shut, it serves no goroutine.
+// then transactional, then all others. Within a category it serves them in the order of arrival, or
+// by place (see acquireUntil). While the quota is shut, it serves no goroutine.
 type quota struct {
 	size int
 	// shut, if set, returns whether the quota is shut. It also returns the time at which to check

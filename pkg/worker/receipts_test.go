@@ -133,7 +133,7 @@ func TestReceiptWhileTheRetryWaits(t *testing.T) {
 		pass(2 * time.Second)
 		p.prov.takes(0)
 		p.send(bob)
-		pass(3 * time.Second) // bob's retry has looked, and waits behind ann's
+		pass(3 * time.Second) // bob's retry has read the receipts, and waits behind ann's
 		before := p.prov.count()
 		p.receipt(&late, notify.Delivered, "")
 		pass(time.Minute)

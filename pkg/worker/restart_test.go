@@ -53,8 +53,8 @@ func TestStopsAreNoCrashes(t *testing.T) {
 	}
 }
 
-// Mails that wait for others of their content are dropped at their deadline, as
-// all others are, while operators pause the lane and while the provider is shut.
+// Mails that wait for other mails with the same content are dropped at their deadline, like all
+// other mails, while operators pause the lane and while the provider is shut.
 func TestHeldMailExpires(t *testing.T) {
 	for name, paused := range map[string]bool{"paused": true, "shut": false} {
 		t.Run(name, func(t *testing.T) {
@@ -66,7 +66,7 @@ func TestHeldMailExpires(t *testing.T) {
 				})
 				gate.Set(paused)
 				if !paused {
-					p.send(p.envelope(notify.OTP, "bob")) // finds it out
+					p.send(p.envelope(notify.OTP, "bob")) // this call finds out that the provider refuses
 				}
 				pass(time.Second)
 				calls := p.prov.count()
@@ -137,7 +137,7 @@ func TestRestOfAnEnvelopeIsTold(t *testing.T) {
 		})
 		e := p.envelope(notify.Alert, userIDs(6)...)
 		e.Expires = time.Now().Add(-time.Minute).UnixMilli()
-		// Two have theirs, two were started.
+		// Two receivers have their outcomes, and two others were started.
 		err := p.store.Status().Put(t.Context(), []notify.Row{{
 			Key: e.Key(), Count: 6, Digest: notify.ColumnDigest(e.Receivers), Starts: 1, DoneUpTo: 2, StartedUpTo: 4,
 			Default: notify.Exception{State: notify.Delivered, Provider: "prov"},
@@ -231,10 +231,9 @@ func TestPausedWhileItWaitsForCapacity(t *testing.T) {
 	})
 }
 
-// An outage fails nothing also where a single message is all that the breaker sees of it:
-// in a process that starts during the outage, and so late after the previous call that
-// the breaker has forgotten that call. The call of the last attempt then opens the
-// breaker instead of using the attempt up.
+// In an outage nothing fails, even if the breaker sees only a single message: in a process that
+// starts during the outage, or when the previous call is so long ago that the breaker has forgotten
+// it. Then the call of the last attempt opens the breaker and does not use up the attempt.
 func TestLastAttemptInAnOutage(t *testing.T) {
 	for what, c := range map[string]struct {
 		class    notify.Class
@@ -275,8 +274,8 @@ func TestLastAttemptInAnOutage(t *testing.T) {
 	}
 }
 
-// A message that the provider alone of all fails on is given up: while others are
-// delivered, the call of its last attempt does not open the breaker.
+// If the provider fails only for one message, that message is given up. While others are delivered,
+// the call of its last attempt does not open the breaker.
 func TestLastAttemptBesideOthers(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, pushLane)

@@ -12,10 +12,10 @@ import (
 // every scratch had room for a whole window, 10,000 envelopes with one receiver each used 1.5 GB at
 // a slow provider.
 //
-// When the round looks up the profiles of its receivers, it copies the addresses from them into the
-// scratch while they are in the CPU cache. In an earlier version the call read the addresses from
-// the profiles, a window later. Then each address was a cache miss, and the misses took 42 of the
-// 290 ns for each receiver (benchmark P6).
+// When the round looks up the profiles of its receivers, it copies the addresses from the profiles
+// into the scratch, while the profiles are in the CPU cache. In an earlier version the call read
+// the addresses from the profiles, a window later. Then each address was a cache miss, and the
+// misses took 42 of the 290 ns for each receiver (benchmark P6).
 type scratch struct {
 	items     []notify.Item
 	refs      []itemRef

@@ -6,8 +6,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// A round of few receivers must not hold room for a window while it waits for a
-// provider: thousands of them do.
+// A round of few receivers must not have room for a whole window while it waits for a provider,
+// because thousands of such rounds may wait.
 func TestScratchFitsTheRound(t *testing.T) {
 	t.Parallel()
 	w := New(Config{Lane: notify.Lane{Channel: notify.Push}})

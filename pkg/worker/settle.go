@@ -11,9 +11,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// settleAnswer handles an answer of the provider that does not accept the item with index i. No
-// other function decides, from an answer, whether an item is tried again, waits, or ends. The
-// caller holds r.mu.
+// settleAnswer settles the item with index i after an answer of the provider that does not accept
+// the item. No other function decides, from an answer, whether an item is tried again, waits, or
+// ends. The caller holds r.mu.
 func (r *round) settleAnswer(i int, res *notify.Result) {
 	cfg := &r.w.cfg
 	item, at := &r.call.Items[i], r.refs[i]

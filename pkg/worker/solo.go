@@ -169,8 +169,8 @@ const (
 
 // maxSoloRun is the largest number of receivers in one group of solo runs. A crash may leave
 // thousands of ambiguous receivers. One group takes as long as its slowest call, so with small
-// groups these receivers would take minutes. A larger group has a price: to find a receiver that
-// kills the process in 256 receivers, the process restarts about eight times more.
+// groups these receivers would take minutes. A larger group has a price: to find the one receiver
+// among 256 that kills the process, the process restarts about eight times more.
 const maxSoloRun = 256
 
 // firstSolo returns the lowest value of Row.Starts at which an envelope needs solo runs. While the

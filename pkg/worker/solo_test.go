@@ -34,7 +34,8 @@ type mortalProvider struct {
 	m *mortal
 }
 
-// ratedProvider gives permits for so many calls at a time, of one receiver each.
+// ratedProvider gives permits for one receiver each. The channel slots limits how many of them are
+// in use at a time.
 type ratedProvider struct {
 	mortalProvider
 	slots chan struct{}
@@ -96,7 +97,8 @@ func (p mortalProvider) Send(ctx context.Context, call *notify.Call, report noti
 	}
 }
 
-// add makes a worker of the process. rate: calls of its provider at a time; 0: no rate.
+// add adds a worker to the process. The parameter rate is the number of calls that its provider
+// accepts at a time; 0: the provider is not Rated.
 func (m *mortal) add(lane notify.Lane, role Role, rate int, change ...func(*Config)) *rig {
 	prov := mortalProvider{m: m}
 	change = append(change, func(c *Config) {
@@ -115,8 +117,8 @@ func (m *mortal) add(lane notify.Lane, role Role, rate int, change ...func(*Conf
 	return r
 }
 
-// live hands every worker its envelopes and lets the process live for so long. It
-// reports whether a receiver killed it.
+// live gives every worker its envelopes and lets the process live for the time d. It returns true
+// if a receiver killed the process.
 func (m *mortal) live(d time.Duration, envs map[*rig][]notify.Envelope) bool {
 	m.mu.Lock()
 	m.dead, m.runs = false, 0
@@ -195,8 +197,8 @@ func TestGivesUpNobodyBesideTheReceiverThatKills(t *testing.T) {
 	})
 }
 
-// A receiver of which an earlier attempt may have been taken is UNKNOWN when it is
-// given up, not FAILED.
+// If the provider may have processed an earlier attempt, a receiver that is given up becomes
+// UNKNOWN, not FAILED.
 func TestGivesUpAsUnknownWhatMayHaveBeenTaken(t *testing.T) {
 	in(t, func(t *testing.T) {
 		m := &mortal{t: t, kills: map[string]bool{"killer": true}}
@@ -215,9 +217,9 @@ func TestGivesUpAsUnknownWhatMayHaveBeenTaken(t *testing.T) {
 	})
 }
 
-// While receivers run one by one, the row keeps that later receivers were started
-// before: after the next death a cancel must not say that they were never called. They
-// are not counted as sent again a second time.
+// While receivers are called one by one, the row still says that later receivers were started
+// before. So after the next death a cancel does not say that they were never called. They are not
+// counted as sent again a second time.
 func TestOneByOneKeepsWhatWasStarted(t *testing.T) {
 	in(t, func(t *testing.T) {
 		m := &mortal{t: t, kills: map[string]bool{name(2): true}}
@@ -255,8 +257,8 @@ func TestOneByOneKeepsWhatWasStarted(t *testing.T) {
 	})
 }
 
-// Solo runs of many envelopes go in groups: 500 envelopes of one receiver that three
-// deaths left take the time of ten calls, and not of 500.
+// Solo runs of many envelopes run in groups. 500 envelopes with one receiver each, left by three
+// deaths, take the time of ten calls and not of 500.
 func TestSoloRunsOfManyEnvelopes(t *testing.T) {
 	in(t, func(t *testing.T) {
 		m := &mortal{t: t, latency: time.Minute}
@@ -280,8 +282,8 @@ func TestSoloRunsOfManyEnvelopes(t *testing.T) {
 	})
 }
 
-// Solo runs grow, so that the 1,000 receivers of a resumed span do not cost 1,000
-// runs; and the receiver that kills is still found, alone and within a few restarts.
+// Solo runs grow, so that the 1,000 receivers that a job resumes do not need 1,000 runs. The
+// receiver that kills the process is still found, alone and within a few restarts.
 func TestSoloRunsGrow(t *testing.T) {
 	in(t, func(t *testing.T) {
 		m := &mortal{t: t, kills: map[string]bool{name(700): true}}
@@ -431,7 +433,7 @@ func TestSoloWaitGivenUp(t *testing.T) {
 		}
 		s.leave()
 		s.leave()
-		for range 100 { // free, and given up: either is chosen
+		for range 100 { // the lock is free and ctx has ended: lock may do either
 			if _, err := s.lock(ctx, 1, false); err == nil {
 				s.unlock()
 			}

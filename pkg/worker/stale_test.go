@@ -10,8 +10,8 @@ import (
 
 func optedOut(string) users.Verdict { return users.Verdict{Action: users.OptedOut} }
 
-// While preferences are too old, bulk stands. It respects them once they are recent again. Other
-// lanes continue.
+// While preferences are too old, bulk lanes stop. When preferences are recent again, bulk lanes
+// continue and respect them. Other lanes never stop.
 func TestBulkStandsWhilePreferencesAreStale(t *testing.T) {
 	for _, lane := range []notify.Lane{bulkMail, {Channel: notify.Push, Bulk: true}, {Channel: notify.SMS, Bulk: true}, emailLane, smsLane, pushLane} {
 		t.Run(lane.String(), func(t *testing.T) {
@@ -46,8 +46,8 @@ func TestBulkStandsWhilePreferencesAreStale(t *testing.T) {
 	}
 }
 
-// Preferences that grow old while a window waits, for capacity or for its route,
-// hold it back too.
+// Preferences that become too old while a window waits, for capacity or for its route, also stop
+// the window.
 func TestBulkStandsAfterAWait(t *testing.T) {
 	throttled := notify.Result{Class: notify.ClassThrottled, RetryAfter: 20 * time.Second, Code: "http_429", Provider: "prov"}
 	for name, c := range map[string]struct {
@@ -90,7 +90,7 @@ func TestBulkStandsAfterAWait(t *testing.T) {
 	}
 }
 
-// A process that stops while bulk stands leaves it to the next one.
+// A process that stops while its bulk lane waits leaves the work to the next process.
 func TestStopWhilePreferencesAreStale(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, bulkMail)
@@ -169,8 +169,8 @@ func TestPreferencesNeverRead(t *testing.T) {
 	}
 }
 
-// While cancellations are too old, bulk stands, and what was cancelled meanwhile is not called.
-// Other lanes continue.
+// While cancellations are too old, bulk lanes stop, and notifications that are cancelled in the
+// meantime are not called. Other lanes continue.
 func TestBulkStandsWhileCancellationsAreStale(t *testing.T) {
 	for _, lane := range []notify.Lane{bulkMail, {Channel: notify.Push, Bulk: true}, {Channel: notify.SMS, Bulk: true}, emailLane, smsLane, pushLane} {
 		t.Run(lane.String(), func(t *testing.T) {

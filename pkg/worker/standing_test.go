@@ -64,7 +64,7 @@ func TestRefusedKeyIsTold(t *testing.T) {
 				if c, ok := p.life.health.StoppedBy(&p.cfg.Routes, time.Now()); ok {
 					t.Errorf("still stands: %+v", c)
 				}
-				for _, user := range []string{"cleo", "dan", "eve"} { // a circuit closes behind three good probes of one round
+				for _, user := range []string{"cleo", "dan", "eve"} { // a circuit closes after three good probes of one round
 					p.send(p.envelope(notify.OTP, user))
 					pass(time.Second)
 				}
@@ -78,7 +78,7 @@ func TestRefusedKeyIsTold(t *testing.T) {
 	}
 }
 
-// Short waits are not written into the row: they are not worth a write.
+// Short waits are not written into the row, because they are not worth a write.
 func TestShortWaitIsNotTold(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, emailLane)
@@ -141,8 +141,8 @@ func TestRemarkEnds(t *testing.T) {
 	})
 }
 
-// slowFrom is a provider that takes a while from a time on, for receivers from
-// an index on.
+// slowFrom is a provider that is slow from a certain time on, for receivers with a certain index or
+// a higher one.
 type slowFrom struct {
 	Provider
 	index uint32

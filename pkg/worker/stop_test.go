@@ -130,9 +130,9 @@ func TestDrainRepeatsNothing(t *testing.T) {
 	}
 }
 
-// Calls that hang past the drain keep their claims: the provider may have taken
-// them. The next owner calls marketing by mail no second time, and codes again,
-// counted.
+// Calls that still hang at the end of the drain keep their claims, because the provider may have
+// processed them. The next owner does not call marketing by mail a second time. It calls codes
+// again and counts them.
 func TestDrainRunsOut(t *testing.T) {
 	for name, c := range map[string]struct {
 		lane notify.Lane
@@ -181,7 +181,8 @@ func TestDrainRunsOut(t *testing.T) {
 	}
 }
 
-// A copy of an envelope in flight is done with it, and called once.
+// A copy of an envelope in flight is marked as done together with that envelope, and the receivers
+// are called once.
 func TestCopyInFlight(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, pushLane)
@@ -206,8 +207,8 @@ func TestCopyInFlight(t *testing.T) {
 	})
 }
 
-// A copy that was read while the first was finishing: the row it would have
-// been judged by is older than the outcome.
+// A copy is read while the first envelope is finishing. A row that was read for the copy before
+// that would be older than the outcome.
 func TestCopyReadBeforeTheOutcome(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, pushLane)
@@ -225,8 +226,8 @@ func TestCopyReadBeforeTheOutcome(t *testing.T) {
 	})
 }
 
-// A chunk met again with other receivers, in flight or finished: every receiver
-// is called once.
+// A chunk is read again with other receivers, while the first is in flight or after it is finished.
+// Every receiver is called once.
 func TestMismatch(t *testing.T) {
 	for _, when := range []time.Duration{time.Millisecond, time.Minute} {
 		t.Run(when.String(), func(t *testing.T) {
@@ -266,7 +267,7 @@ func TestMismatch(t *testing.T) {
 	}
 }
 
-// A panic is an attempt, and costs the others of its window none but that one.
+// A panic uses one attempt. The other receivers of the window lose only that one.
 func TestPanic(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, pushLane)
@@ -335,9 +336,10 @@ func TestMailBatches(t *testing.T) {
 	})
 }
 
-// An ambiguous answer: marketing mail is UNKNOWN, not sent again and in no feed. Others
-// are sent again, and are UNKNOWN in the failed feed if it never becomes clear. The third
-// answer opens the circuit, so a receiver alone is called 3 times and maxDoubts times more.
+// After an ambiguous answer, marketing mail is UNKNOWN; it is not sent again and is in no feed.
+// Other messages are sent again. If every answer is ambiguous, they are UNKNOWN in the failed feed.
+// The third answer opens the circuit. So a single receiver is called 3 times, and then maxDoubts
+// more times.
 func TestAmbiguous(t *testing.T) {
 	in(t, func(t *testing.T) {
 		for lane, want := range map[notify.Lane]int{bulkMail: 1, emailLane: 3 + maxDoubts} {
@@ -367,7 +369,8 @@ func TestAmbiguous(t *testing.T) {
 	})
 }
 
-// Turns that leave without waiting do not let later ones overtake.
+// If a turn leaves without waiting for earlier turns, later turns do not overtake these earlier
+// turns.
 func TestOrderIsPassedOn(t *testing.T) {
 	t.Parallel()
 	o := newUserOrder()
@@ -396,8 +399,8 @@ func (s slowReads) Resume(ctx context.Context, t engine.Tenure, keys []notify.Ro
 	return s.Status.Resume(ctx, t, keys)
 }
 
-// A drain that begins while the rows of new records are read waits for these records. Records
-// polled after it are left to the next owner.
+// A drain that begins while the rows of new records are read waits for these records. Records that
+// are polled after the drain began are left to the next owner.
 func TestDrainWaitsForWhatIsAccepted(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, pushLane, func(c *Config) { c.Status = slowReads{c.Status} })

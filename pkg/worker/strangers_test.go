@@ -8,8 +8,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/users"
 )
 
-// If another process holds a receiver's profile, the receiver is called by the profile in the
-// store, not as a user without settings.
+// If a receiver's profile is in the memory of another process only, the receiver is called
+// according to the profile in the store, not as a user without settings.
 func TestProfilesOfOtherSharesAreFetched(t *testing.T) {
 	for _, lane := range []notify.Lane{pushLane, smsLane, emailLane, bulkMail} {
 		t.Run(lane.String(), func(t *testing.T) {
@@ -59,7 +59,7 @@ func TestProfilesOfOtherSharesWhileTheStoreIsAway(t *testing.T) {
 				p.prefs.strange, p.prefs.away = map[string]bool{"ann": true, "bob": true}, 1<<30
 				p.prefs.addresses["bob"] = nil
 				p.prefs.mu.Unlock()
-				e := p.envelope(c.cat, "ann", "bob") // ann by an address
+				e := p.envelope(c.cat, "ann", "bob") // ann has an address in the request
 				p.send(e)
 				pass(time.Minute)
 				ann, bob := p.state(&e, 0), p.state(&e, 1)

@@ -9,8 +9,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/users"
 )
 
-// In a strict lane a user's messages wait behind one that waits for its retry, even through a
-// crash, and go in order when it ends. Other users are not held up, and the mark moves.
+// In a strict lane the messages of a user wait behind a message that waits for its retry, even
+// through a crash. When that message has ended, they are sent in order. Other users do not wait,
+// and the mark moves.
 func TestStrictOrder(t *testing.T) {
 	for order, want := range map[Order]string{Relaxed: "1231", Strict: "1123"} {
 		t.Run(want, func(t *testing.T) {
@@ -58,7 +59,7 @@ func TestStrictOrder(t *testing.T) {
 	}
 }
 
-// The turn is passed on once the hold is durable, not before.
+// The next envelope gets its turn when the hold is durable, not before.
 func TestStrictOrderWaitsForTheHold(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, pushLane, func(c *Config) { c.Order = Strict })
@@ -77,8 +78,8 @@ func TestStrictOrderWaitsForTheHold(t *testing.T) {
 	})
 }
 
-// If a copy of the first record comes after what that record handed on has ended, no hold
-// remains.
+// A copy of the first record is read when the envelope that this record handed on has ended
+// already. After that, no hold remains.
 func TestStrictOrderLetsGo(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, pushLane, func(c *Config) { c.Order = Strict })

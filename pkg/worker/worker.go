@@ -15,7 +15,7 @@ import (
 )
 
 // Worker delivers the envelopes of one lane. It is the handler of a consumer group. The group owns
-// the goroutine that calls the Worker.
+// the goroutines that call the Worker.
 type Worker struct {
 	cfg           Config
 	capacity      *quota // addresses at the provider
@@ -142,7 +142,7 @@ func (w *Worker) poison(ctx context.Context, m message, cause error) error {
 	return w.retryUntil(ctx, "log", func() error { return aside.Poison(ctx, m, cause) })
 }
 
-// replaceDamaged handles an outcome row that cannot be decoded. It puts the bytes of the row, with
+// replaceDamaged replaces an outcome row that cannot be decoded. It puts the bytes of the row, with
 // the origin of its envelope, into the poison topic. Then it sets *row to a new row. The old
 // content is lost, so the new row says that every receiver of the envelope may have been called.
 func (w *Worker) replaceDamaged(ctx context.Context, j *job, row *notify.Row) error {

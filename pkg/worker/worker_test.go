@@ -77,7 +77,7 @@ func (f answersIn) Send(_ context.Context, call *notify.Call, report notify.Repo
 	f(report, len(call.Items))
 }
 
-// The first answer for an item is its answer, however many one report is about.
+// Only the first answer for an item counts, however many items a report is about.
 func TestReportsOfMany(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ok := notify.Result{Class: notify.ClassAccepted, Confirmed: true, Provider: "prov"}
@@ -134,7 +134,7 @@ func TestReportsOutOfRange(t *testing.T) {
 			r.feed(e)
 			synctest.Wait()
 			r.feed(f)
-			time.Sleep(6 * time.Second) // of the bubble: the panic opened the circuit, for 5
+			time.Sleep(6 * time.Second) // of the bubble: the panic opened the circuit, for 5 s
 			synctest.Wait()
 			if got := r.state(&e, 0).State; got != notify.Deferred {
 				t.Errorf("%+v: %v", c, got)
@@ -153,7 +153,7 @@ func TestCancelledAreNotCalled(t *testing.T) {
 		e := r.envelope(notify.Transactional, userIDs(150)...)
 		cancelled := map[notify.ID]bool{e.ID(3): true, e.ID(70): true, e.ID(149): true}
 		r.cancel.ids = cancelled
-		at := r.feed(e, r.envelope(notify.Transactional, "eve")) // nothing of hers
+		at := r.feed(e, r.envelope(notify.Transactional, "eve")) // nothing of eve's is cancelled
 		synctest.Wait()
 		if !r.isMarked(at[0]) {
 			t.Fatal("not marked")
@@ -171,8 +171,8 @@ func TestCancelledAreNotCalled(t *testing.T) {
 	})
 }
 
-// Windows that wait for earlier envelopes must not hold all of the budget that those need: many
-// large envelopes at once, and codes behind one of them.
+// Windows that wait for earlier envelopes must not use up the budget that those envelopes need. The
+// test has many large envelopes at once, and codes behind one of them.
 func TestManyEnvelopesShareTheBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, pushLane, func(c *Config) { c.Window, c.Ahead = 200, 4 })
@@ -232,8 +232,8 @@ func TestCrashAfterTheClaim(t *testing.T) {
 	})
 }
 
-// Marketing by SMS and mail is not sent a second time when it may have been
-// taken: it is UNKNOWN.
+// Marketing by SMS and mail is not sent a second time if the provider may have processed it: it
+// becomes UNKNOWN.
 func TestCrashMakesMarketingMailUnknown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, bulkMail, func(c *Config) { c.Window = 100; c.Ahead = 1 })
@@ -390,8 +390,8 @@ func TestQuietUntilTheDeadline(t *testing.T) {
 	})
 }
 
-// A retry that would come at or behind the deadline is none: the receiver ends at
-// once, and FAILED.
+// A retry that would come at the deadline or later is not made: the receiver ends at once, as
+// FAILED.
 func TestRetryBehindTheDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, pushLane)
@@ -464,8 +464,8 @@ func TestQuietHoursDefer(t *testing.T) {
 	})
 }
 
-// All routes are shut: nothing fails and the lane stands. When it opens, codes go first, and
-// what expired meanwhile is dropped.
+// While all routes are shut, nothing fails and the lane waits. When a route opens, codes go first,
+// and what has expired in the meantime is dropped.
 func TestBlockedLane(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, smsLane, func(c *Config) { c.InFlight = 1 })

@@ -13,7 +13,7 @@ func (r *world) tryBadToken(server, name, does, token string) {
 }
 
 // mustAcceptToken panics if the server does not accept a valid token. If the server accepted no
-// token at all, every other try would pass.
+// token at all, every other try would count as refused.
 func (r *world) mustAcceptToken(server, token string) {
 	r.must(request{url: "http://" + server + "/v1/ops/callers", token: token})
 }

@@ -38,8 +38,8 @@ func rows(table string) (out []string) {
 func addrOf(s string) netip.Addr { return netip.MustParseAddr(s) }
 
 // urlTries use URLs that notifyd must never call, in many spellings. Each URL is checked with the
-// API, used as the base URL of a trigger, and used as the outcomes URL. If a URL in the table has
-// the mark ~, only a DNS look-up can refuse it, so it is not used as the outcomes URL.
+// API, used as the base URL of a trigger, and used as the outcomes URL. notifyd can refuse a URL
+// with the mark ~ only after a DNS look-up, so that URL is not used as the outcomes URL.
 func urlTries(r *world) {
 	urls := rows(urlTable)
 	for _, u := range urls {

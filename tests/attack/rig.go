@@ -148,8 +148,8 @@ func (r *world) end() {
 }
 
 // control checks that the test itself works. An allowed callback must reach the canary, and the
-// canary must record a connection to an address that is not public. Otherwise a try could pass
-// although the attack works.
+// canary must record a connection to an address that is not public. Otherwise a try could count as
+// refused although the attack works.
 func (r *world) control(ctx context.Context) {
 	url := "https://" + nameFor(publicV4) + "/control"
 	got := r.fireTrigger(ctx, url, url)

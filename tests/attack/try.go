@@ -27,7 +27,7 @@ type try struct {
 type group struct {
 	name  string
 	at    int            // number of tries that run at the same time
-	tries func(r *world) // adds each try of the group to r (world.try, world.wants)
+	tries func(r *world) // adds each try of the group to r.tries; see world.try
 }
 
 // groups returns the table. The last groups exhaust the servers, so they run after the others.

@@ -76,9 +76,9 @@ func (c *serverChain) finished(e *notify.Envelope) {
 // once.
 //
 // After each run of the chain the floor is measured. The floor makes the same number of HTTP
-// requests, records, statements and commands as the chain, of the same kinds and sizes, and starts
-// all of them at the same time. It uses only the client libraries, and a net/http server that only
-// accepts.
+// requests, records, statements and commands as the chain, of the same kinds and sizes. The HTTP
+// requests with their records, the statements and the commands are sent side by side. The floor
+// uses only the client libraries, and a net/http server that only accepts.
 func chainFigures(ctx context.Context, b *bench, addresses map[string]string) {
 	c := &serverChain{bench: b, m: newMeter(), hooks: newReceiver(), null: httptest.NewServer(http.HandlerFunc(acceptAll))}
 	defer c.hooks.server.Close()

@@ -34,8 +34,8 @@ type kafkaBench struct {
 	remove *kadm.Client // removes topics; log.Admin has no method for it
 }
 
-// kafkaFigures measures the log of a Kafka cluster. On both sides the producer is idempotent, and
-// all in-sync replicas acknowledge each record.
+// kafkaFigures measures the log of a Kafka cluster. On both sides (notifyd and the peer) the
+// producer is idempotent, and all in-sync replicas acknowledge each record.
 func kafkaFigures(ctx context.Context, b *bench, address string) {
 	conn := log.Conn{Brokers: []string{address}}
 	admin := rig.Must(log.NewAdmin(log.AdminConfig{Conn: conn}))

@@ -25,8 +25,8 @@ const profileBytes = 69
 
 // floor measures the lowest cost of a receiver of P6 on this machine in this run. For each request,
 // the floor scans the body once as JSON. For each receiver, it reads one random place in a table
-// with the same number of profiles. It writes as many bytes as the chain to two files, and fsyncs
-// them, as the chain does with log and history. The chain also does HTTP, validation, order,
+// with as many profiles as the chain has. It writes as many bytes as the chain to two files, and
+// fsyncs them, as the chain does with log and history. The chain also does HTTP, validation, order,
 // claims, outcomes and the calls to the provider. The floor and the chain run in turns.
 type floor struct {
 	dir   string
@@ -133,8 +133,8 @@ func scan(text []byte, visit func([]byte)) (strings int, ok bool) {
 	return strings, from < 0
 }
 
-// sampled is a target that passes all requests on to another target. When it gets the first
-// request, it calls the function in the field first with it before passing it on.
+// sampled is a target that passes all requests on to another target. Before it passes on its first
+// request, it calls the function in the field first with that request.
 type sampled struct {
 	load.Target
 	once  sync.Once

@@ -301,9 +301,9 @@ func (r *releases) waitReleased(ctx context.Context, limit time.Duration) []time
 	return r.late
 }
 
-// parkSpread parks n timers. The first is due at the time start, and the others are spread evenly
-// over the duration span. parkSpread panics if it has not stored all timers before the first is
-// due.
+// parkSpread parks n timers. The parameter start is the due time of the first, and the others are
+// spread evenly over the duration span. parkSpread panics if it has not stored all timers before
+// the first is due.
 func (e *timerEngine) parkSpread(ctx context.Context, n int, span time.Duration, start time.Time) {
 	payload := envelopes(1, 1, text)[0]
 	rig.InSteps(ctx, n, 1000, timerWriters, func(ctx context.Context, from, to int) {
@@ -321,9 +321,9 @@ func (e *timerEngine) parkSpread(ctx context.Context, n int, span time.Duration,
 // parkTime returns the time that parking n timers may take before the first is due.
 func parkTime(n int) time.Duration { return 5*time.Second + time.Duration(n)*20*time.Microsecond }
 
-// measureReleases passes n timers through a new engine. The first is due at the time start, and the
-// others are spread evenly over the duration span. It returns the sorted lateness of the timers and
-// the number of busy cores.
+// measureReleases passes n timers through a new engine. The parameter start is the due time of the
+// first, and the others are spread evenly over the duration span. It returns the sorted lateness of
+// the timers and the number of busy cores.
 func (b *bench) measureReleases(ctx context.Context, name string, n int, start time.Time, span time.Duration) (late []time.Duration, r *releases, cores float64) {
 	r = newReleases(n)
 	e := b.timerEngine(ctx, r.publish)

@@ -42,7 +42,7 @@ const (
 	// warm is how long the load runs before the command "notifyd migrate up" is started.
 	warm = 10 * time.Second
 	// maxHeld bounds the time from the request for a message until the provider gets its call.
-	// Messages that were requested within the time warm do not count.
+	// Messages that were requested in the first part of the load, of length warm, do not count.
 	maxHeld = 2 * time.Second
 )
 
@@ -64,7 +64,7 @@ func main() {
 func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	bin := rig.Must(rig.Notifyd(ctx, dir, "growth", o.mutant))
 	began := time.Now()
-	defer o.Apart(ctx, "growth")() // own names on the servers: other runs cannot lower a raised number
+	defer o.Apart(ctx, "growth")() // own names on the servers, because other runs could not lower the raised numbers again
 	sizeEnv := func(shards, partitions int) []string {
 		return []string{
 			fmt.Sprint("NOTIFYD__TIMERS__SHARDS=", shards), fmt.Sprint("NOTIFYD__LOG__PARTITIONS__PUSH=", partitions),

@@ -70,7 +70,7 @@ func main() {
 }
 
 // proof is the result of a run: the counts of the ledger and the other figures. The field wrong has
-// a text for each of them that is not as expected.
+// a text for each count or figure that is not as expected.
 type proof struct {
 	ids       int64
 	ledger    load.LedgerResult

@@ -29,8 +29,8 @@ type injected struct {
 // the ledgers. It also makes errors and counts them.
 type target struct {
 	ledgers [2]*simulator.Ledger
-	// rounds is the number of batches in which each user of a step gets one message. Then the same
-	// users get their next message.
+	// rounds is the number of batches after which each user of a step has got one message. The next
+	// rounds batches go to the same users again.
 	rounds int64
 
 	mu   sync.Mutex

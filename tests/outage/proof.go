@@ -109,8 +109,9 @@ func (r *proof) drainLimit() time.Duration {
 }
 
 // drain registers on-time triggers, due in 2 to 5 s, until all overdue triggers have fired, and for
-// at least ten seconds. It gives up 20 s after twice the drain limit; then the method check reports
-// the missing triggers as lost. At the end it waits up to 15 s for the last on-time triggers.
+// at least ten seconds. It gives up after twice the drain limit plus 20 s; then the method check
+// reports the missing triggers as lost. At the end it waits up to 15 s for the last on-time
+// triggers.
 func (r *proof) drain(ctx context.Context, ready time.Time) {
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(64)

@@ -188,7 +188,7 @@ func (o *options) start(ctx context.Context, bin, dir string) (v *rig.Victim, en
 // raisePriority gives this process the highest priority. The process plays callers on other
 // machines, so its wait for a core must not count as latency of notifyd. Without root the priority
 // does not change; then generator_late_p99_ms shows how long this process waits. Call raisePriority
-// after the start of notifyd, which would inherit the priority.
+// only after notifyd was started; otherwise notifyd would inherit the priority.
 func raisePriority() {
 	threads, err := os.ReadDir("/proc/self/task") // on Linux each thread has its own priority
 	if err != nil {

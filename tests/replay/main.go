@@ -82,8 +82,8 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 
 	rng := rand.New(rand.NewPCG(o.seed, 1))
 	for k := range o.kills {
-		// Wait until this process has replayed a number of letters, so that the job is running at
-		// every kill.
+		// Wait until notifyd has replayed some letters since its last start, so that the job is
+		// running at every kill.
 		from := job.Position
 		joined := op.start(replay...)
 		until := from + (plan.Entries-from)/(o.kills-k+1)/2 + rng.IntN(1+(plan.Entries-from)/(o.kills-k+1)/2)

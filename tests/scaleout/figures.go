@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// processes is the key, in maps of processor time and of cores, of the processes whose number a
-// step changes.
+// processes is a key in the maps of processor time and of cores. It stands for the processes whose
+// number a step changes.
 const processes = "processes"
 
 // Limits of a step.

@@ -17,9 +17,9 @@ import (
 // does not read the metrics of the processes, because that would use part of their share of a core.
 const sampleEvery = 250 * time.Millisecond
 
-// step starts n processes of the load's role, sends the messages, waits until all have ended, and
-// stops the processes. The number of messages is the usual number times factor. step returns the
-// figures.
+// step starts n processes of the load's role, sends the messages, waits until all messages have
+// ended, and stops the processes. The number of messages is the usual number times factor. step
+// returns the figures.
 func (s *scaleout) step(ctx context.Context, k kind, n int, factor float64) figures {
 	count := max(int(float64(k.count)*s.scale*factor), 100)
 	procs := s.start(ctx, k, n)
@@ -33,7 +33,7 @@ func (s *scaleout) step(ctx context.Context, k kind, n int, factor float64) figu
 	before := s.metrics(ctx, procs)
 	calm := []sample{take(pids, 0)}
 	rig.Ok(rig.Pause(ctx, s.calm()))
-	calm = append(calm, take(pids, 0)) // the two calls of s.metrics are outside the two samples
+	calm = append(calm, take(pids, 0)) // the two calls of s.metrics are not between the two samples, so their cost is not measured
 	rest := s.metrics(ctx, procs)
 
 	base := s.countDone(ctx, k)

@@ -14,13 +14,13 @@ import (
 )
 
 // spread returns the time of event i of n events, which are spread evenly over the duration span.
-// Event 0 is at the time start.
+// The parameter start is the time of event 0.
 func spread(start time.Time, span time.Duration, i, n int) time.Time {
 	return start.Add(span * time.Duration(i) / time.Duration(n)).UTC().Truncate(time.Millisecond)
 }
 
-// registerTriggers registers n triggers. The first is due at the time start, and the others are
-// spread evenly over the duration span.
+// registerTriggers registers n triggers. The parameter start is the due time of the first, and the
+// others are spread evenly over the duration span.
 func (c *cluster) registerTriggers(ctx context.Context, n int, start time.Time, span time.Duration) rig.Dues {
 	out := rig.Dues{}
 	const size = 100
@@ -51,8 +51,8 @@ func (c *cluster) oneTrigger(ctx context.Context, at time.Time) (rig.Dues, error
 	return rig.Dues{made.TriggerID: *t.FireAt}, nil
 }
 
-// schedulePushes schedules n pushes. The first is due at the time start, and the others are spread
-// evenly over the duration span.
+// schedulePushes schedules n pushes. The parameter start is the due time of the first, and the
+// others are spread evenly over the duration span.
 func (c *cluster) schedulePushes(ctx context.Context, prefix string, n int, start time.Time, span time.Duration) rig.Dues {
 	out := rig.Dues{}
 	const size = 100

@@ -27,8 +27,9 @@ func brokerLost(ctx context.Context, c *cluster) outcome { return c.oneLost(ctx,
 func nodeLost(ctx context.Context, c *cluster) outcome { return c.oneLost(ctx, "cassandra") }
 
 // oneLost kills one node of a server under load and does not start it again. All messages that were
-// acknowledged before or after the kill must be delivered, in order. The remaining copies must have
-// their states. The time without accepted or sent pushes is at most gapLimit.
+// acknowledged before or after the kill must be delivered, in order. The remaining copies of the
+// data must have a terminal state for each of these messages. The time without accepted or sent
+// pushes is at most gapLimit.
 func (c *cluster) oneLost(ctx context.Context, server string) (r outcome) {
 	if c.forGood[server] { // an earlier run of this fault has killed the node
 		delete(c.forGood, server)

@@ -249,7 +249,8 @@ func (c *cluster) doneRows(ctx context.Context, bases []notify.Base) (rows map[n
 	return rows
 }
 
-// countChanged reads the rows in the map before again, and returns how many of them have changed.
+// countChanged reads again the rows that the map before contains, and returns how many of them have
+// changed.
 func (c *cluster) countChanged(ctx context.Context, before map[notify.RowKey]notify.Row) (n int64) {
 	seen := map[notify.Base]bool{}
 	var bases []notify.Base

@@ -157,9 +157,9 @@ func (t *traffic) count(name string, from, to time.Time) (n counts) {
 	return n
 }
 
-// firstRefusal returns how long after the time start the first answer 503 came. Requests that were
-// sent before start do not count, because they may have been refused for another reason. The result
-// refused is false if there was no such answer.
+// firstRefusal returns the time from the parameter start until the first answer 503. Requests that
+// were sent before start do not count, because they may have been refused for another reason. The
+// result refused is false if there was no such answer.
 func (t *traffic) firstRefusal(start time.Time) (took time.Duration, refused bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

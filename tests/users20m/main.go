@@ -187,9 +187,9 @@ func (o *options) measureWorkers(ctx context.Context, fleet []*child) (out worke
 }
 
 // measureOptOuts divides all users into 100 equal parts. It stores the opt-outs of n users, one
-// after the other: the first user of each part, beginning with the part whose index is first. It
-// returns the longest time from the answer to an opt-out until every worker refused to send to the
-// user.
+// after the other: the first user of each of n parts. The parameter first is the index of the first
+// of these parts. measureOptOuts returns the longest time from the answer to an opt-out until every
+// worker refused to send to the user.
 func (o *options) measureOptOuts(ctx context.Context, api *users.Service, fleet []*child, n, first int) (longest time.Duration) {
 	for i := range n {
 		user := userOf((first + i) * (o.users / 100))

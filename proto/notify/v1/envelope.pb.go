@@ -5,8 +5,9 @@
 // source: proto/notify/v1/envelope.proto
 
 // The records of the notifications-* and notifications-*-dlq topics, and the
-// bodies of the protobuf requests. Fields are only ever added; a reader skips
-// what it does not know, so a record of an older schema still reads.
+// bodies of the protobuf requests. Fields are only added, never changed or
+// removed. So a reader can decode the records of an older schema. In the records
+// of a newer schema it skips the fields that it does not know.
 
 package notifyv1
 
@@ -28,12 +29,12 @@ const (
 // Envelope is one log record: content once, and 1..N receivers of one chunk.
 type Envelope struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Version       uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`                         // of the envelope's meaning; readers refuse a higher one
+	Version       uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`                         // version of the meaning of the fields; readers refuse a higher version
 	Base          []byte                 `protobuf:"bytes,2,opt,name=base,proto3" json:"base,omitempty"`                                // 16 bytes, the request (or batch item)
 	Partition     uint32                 `protobuf:"varint,3,opt,name=partition,proto3" json:"partition,omitempty"`                     // partition of the original chunk
 	Block         uint32                 `protobuf:"varint,4,opt,name=block,proto3" json:"block,omitempty"`                             // index div block size, of the original chunk
 	Count         uint32                 `protobuf:"varint,5,opt,name=count,proto3" json:"count,omitempty"`                             // receivers in the column
-	Fanout        bool                   `protobuf:"varint,6,opt,name=fanout,proto3" json:"fanout,omitempty"`                           // ids carry the receiver's index
+	Fanout        bool                   `protobuf:"varint,6,opt,name=fanout,proto3" json:"fanout,omitempty"`                           // the ids of the notifications contain the receiver's index
 	Channel       uint32                 `protobuf:"varint,7,opt,name=channel,proto3" json:"channel,omitempty"`                         // 1 push, 2 sms, 3 email
 	Category      uint32                 `protobuf:"varint,8,opt,name=category,proto3" json:"category,omitempty"`                       // 1 otp, 2 alert, 3 transactional, 4 marketing, 5 digest
 	AcceptedMs    int64                  `protobuf:"varint,9,opt,name=accepted_ms,json=acceptedMs,proto3" json:"accepted_ms,omitempty"` // when the request was accepted, ms since 1970
@@ -44,13 +45,13 @@ type Envelope struct {
 	Content       *Content               `protobuf:"bytes,14,opt,name=content,proto3" json:"content,omitempty"`
 	Epoch         uint32                 `protobuf:"varint,15,opt,name=epoch,proto3" json:"epoch,omitempty"`                                      // raised by a replay
 	Attempt       uint32                 `protobuf:"varint,16,opt,name=attempt,proto3" json:"attempt,omitempty"`                                  // 0: first attempt
-	Deferrals     uint32                 `protobuf:"varint,17,opt,name=deferrals,proto3" json:"deferrals,omitempty"`                              // how often this part was put off
+	Deferrals     uint32                 `protobuf:"varint,17,opt,name=deferrals,proto3" json:"deferrals,omitempty"`                              // how often the receivers of this envelope were deferred
 	First         uint32                 `protobuf:"varint,18,opt,name=first,proto3" json:"first,omitempty"`                                      // request index of the first receiver of a derived envelope
 	NotBeforeMs   int64                  `protobuf:"varint,19,opt,name=not_before_ms,json=notBeforeMs,proto3" json:"not_before_ms,omitempty"`     // 0: at once
 	Cause         string                 `protobuf:"bytes,20,opt,name=cause,proto3" json:"cause,omitempty"`                                       // why it was derived: code of the failure or deferral
 	ParentDigest  uint64                 `protobuf:"varint,21,opt,name=parent_digest,json=parentDigest,proto3" json:"parent_digest,omitempty"`    // derived envelopes: digest of the original chunk
 	AcceptedCount uint32                 `protobuf:"varint,22,opt,name=accepted_count,json=acceptedCount,proto3" json:"accepted_count,omitempty"` // fan-outs: receivers accepted in the whole request, this chunk's included
-	Tracestate    string                 `protobuf:"bytes,23,opt,name=tracestate,proto3" json:"tracestate,omitempty"`                             // W3C; only beside a traceparent
+	Tracestate    string                 `protobuf:"bytes,23,opt,name=tracestate,proto3" json:"tracestate,omitempty"`                             // W3C; set only together with traceparent
 	// receivers is a packed column, `count` times:
 	//
 	//	uvarint  index delta   (first: the index itself; later: index - previous - 1)
@@ -270,9 +271,9 @@ type Content struct {
 	Title         string                 `protobuf:"bytes,2,opt,name=title,proto3" json:"title,omitempty"`       // inline text; {{name}} is replaced by a variable
 	Body          string                 `protobuf:"bytes,3,opt,name=body,proto3" json:"body,omitempty"`
 	Html          string                 `protobuf:"bytes,4,opt,name=html,proto3" json:"html,omitempty"`                                  // email only
-	Variables     []byte                 `protobuf:"bytes,5,opt,name=variables,proto3" json:"variables,omitempty"`                        // JSON object; a receiver's own win
+	Variables     []byte                 `protobuf:"bytes,5,opt,name=variables,proto3" json:"variables,omitempty"`                        // JSON object; a receiver's own values override these values
 	Data          []byte                 `protobuf:"bytes,6,opt,name=data,proto3" json:"data,omitempty"`                                  // push: JSON object handed to the app
-	CollapseKey   string                 `protobuf:"bytes,7,opt,name=collapse_key,json=collapseKey,proto3" json:"collapse_key,omitempty"` // push: replaces an earlier one on the device
+	CollapseKey   string                 `protobuf:"bytes,7,opt,name=collapse_key,json=collapseKey,proto3" json:"collapse_key,omitempty"` // push: replaces an earlier push with the same key on the device
 	From          string                 `protobuf:"bytes,8,opt,name=from,proto3" json:"from,omitempty"`                                  // sms, email: a configured sender; empty: the default
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

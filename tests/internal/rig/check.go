@@ -21,7 +21,7 @@ type Result struct {
 	Lost      int64 // not terminal; or their state is sent or delivered, but no provider accepted them
 	Unknown   int64 // in state UNKNOWN
 	Failed    int64 // in state FAILED
-	Ambiguous int64 // accepted calls whose caller cannot know this, e.g. because the answer was an error
+	Ambiguous int64 // calls that a provider accepted although its answer did not say so, e.g. because it was an error
 	NoID      int64 // receivers in calls without a notification id
 
 	Duplicates int64 // calls that a provider accepted again for the same id and address

@@ -61,7 +61,7 @@ func (v *Victim) loadLater(issue context.Context, rate float64, seed uint64, int
 	defer cancel()
 	defer context.AfterFunc(issue, func() { time.AfterFunc(Patience, cancel) })()
 	// If the process dies during a request, the idempotency key is leased for 30 s, and the worker
-	// repeats the request until then. So there must be many workers.
+	// repeats the request until that lease has ended. So there must be many workers.
 	const workers = 256
 	units := make(chan int)
 	g, failed := errgroup.WithContext(work)

@@ -38,8 +38,8 @@ func NewShare(name string, cores float64) (*Share, error) {
 		first = "/sys/fs/cgroup/cpu"
 		files = map[string]string{"cpu.cfs_period_us": each, "cpu.cfs_quota_us": quota}
 	} else {
-		// Enable the cpu controller for child groups of this group. Otherwise the new group has
-		// none.
+		// Enable the cpu controller for the child groups of the root group. Otherwise the new group
+		// has no cpu controller.
 		_ = os.WriteFile(filepath.Join(first, "cgroup.subtree_control"), []byte("+cpu"), 0o600)
 	}
 	s := &Share{dir: filepath.Join(first, name)}

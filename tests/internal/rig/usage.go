@@ -100,8 +100,8 @@ func listener(address string) (int, error) {
 	if _, err := fmt.Sscanf(host, "%d.%d.%d.%d", &a[0], &a[1], &a[2], &a[3]); err != nil {
 		return 0, fmt.Errorf("the address %q must be an IPv4 address with a port: %w", address, err)
 	}
-	// end is the address in the form of these tables: the end of the field for the local address.
-	// In tcp6 an IPv4 address is the end of an IPv6 address.
+	// end is the address as the two tables below write it, at the end of their field for the local
+	// address. In the table tcp6 an IPv4 address is the end of an IPv6 address.
 	end := fmt.Sprintf("%02X%02X%02X%02X:%04X", a[3], a[2], a[1], a[0], n)
 	sockets := map[string]bool{}
 	for _, table := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
