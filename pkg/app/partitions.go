@@ -154,9 +154,9 @@ func openingOf(n *Node, l notify.Lane) *worker.Opening {
 	}
 }
 
-// raisePartitions returns the state of each channel's number of partitions. If direction is
-// engine.Up, it first raises the number of each channel that has fewer partitions than configured.
-// It adds the partitions to the topics, and stores the time from which they are used.
+// raisePartitions reports for each channel whether it has as many partitions as configured. If
+// direction is engine.Up, raisePartitions first adds the missing partitions to the topics of the
+// channel, and stores the time from which these partitions are used.
 func raisePartitions(ctx context.Context, meta engine.Meta, admin *log.Admin, cfg *Config, direction engine.Direction, now time.Time) (out []Migration, err error) {
 	for _, ch := range notify.Channels {
 		retries, lanes := topicsOfChannel(ch)

@@ -280,9 +280,10 @@ type parkedKey struct {
 	wake int64
 }
 
-// parkedIndexes returns the indexes of the receivers in the timers of k. For a chunk of one
-// receiver it reads one shard. For a larger chunk it reads every shard, because the shard depends
-// on the envelope's first index, which is unknown. It reads the timers of each k only once.
+// parkedIndexes returns the indexes of the receivers in the parked envelopes that the key k
+// identifies. For a chunk of one receiver it reads one shard. For a larger chunk it reads every
+// shard, because the shard of a parked envelope depends on the first index in this envelope, which
+// is not known here. It stores the result in the chunk, so it reads the timers of a key only once.
 func (r *run) parkedIndexes(ctx context.Context, c *chunk, k parkedKey, index uint32) (map[uint32]bool, error) {
 	if got, ok := c.parked[k]; ok {
 		return got, nil

@@ -90,9 +90,9 @@ func checkSpec(s *api.JobSpec) error {
 	case s.RampMs < 0 || s.RampMs > int64(24*time.Hour/time.Millisecond):
 		return notify.Invalid("out_of_range", "ramp_ms", fmt.Sprintf("must be from 0 to 86,400,000 ms (a day), not %d ms", s.RampMs))
 	case s.Canary > maxCanary:
-		return notify.Invalid("out_of_range", "canary", fmt.Sprintf("must be at most 1,000 letters, not %d; a negative number means that there is no canary", s.Canary))
+		return notify.Invalid("out_of_range", "canary", fmt.Sprintf("must be at most 1,000 dead letters, not %d; a negative number means that there is no canary", s.Canary))
 	case s.AbortIf > 1:
-		return notify.Invalid("out_of_range", "abort_if", fmt.Sprintf("must be a share of the letters, at most 1, not %v; a negative number means that failures never stop the job", s.AbortIf))
+		return notify.Invalid("out_of_range", "abort_if", fmt.Sprintf("must be a share of the dead letters, at most 1, not %v; a negative number means that failures never stop the job", s.AbortIf))
 	case s.MaxReplays < 1 || s.MaxReplays > 1000:
 		return notify.Invalid("out_of_range", "max_replays", fmt.Sprintf("must be from 1 to 1,000, not %d", s.MaxReplays))
 	case !oneOf(&s.Expired, ExpiredSkip, ExpiredSend, ExpiredFail):

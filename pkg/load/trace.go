@@ -12,10 +12,11 @@ import (
 	"time"
 )
 
-// trace is the schedule of a recorded arrival. Each line of its file is for one request, or for
-// several requests if it gives their number. If requests at the same time have different sizes,
-// they have several lines with this time. The requests at one time are spread over the time until
-// the next later line, at most over a slot. So due times never decrease.
+// trace has the times at which recorded requests arrived. Each line of its file is for one request,
+// or for several requests if it gives their number. If requests at the same time have different
+// sizes, they have several lines with this time. All requests of one time are spread evenly from
+// this time until the next later time in the file, but over one slot at most. So the times never
+// decrease.
 type trace struct {
 	begin []time.Duration // time of each line, since the start of the step
 	// before[i] is the number of requests before line i; the last element is the number of all

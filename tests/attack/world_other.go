@@ -9,7 +9,7 @@ import (
 
 const nameServer = ""
 
-func apart(*exec.Cmd) {}
+func isolate(*exec.Cmd) {}
 
 // enterWorld returns an error, because only Linux has network namespaces.
 func enterWorld(string) error { return errors.New("attack needs the network namespaces of Linux") }

@@ -51,8 +51,8 @@ type cassandraBench struct {
 	store   *cassandra.Store
 	session *gocql.Session
 
-	// written has the keys of rows that can be read: [0] rows of the engine, [1] rows of the driver
-	// alone.
+	// written has the keys of rows that are already stored and can be read: [0] rows written through
+	// the engine, [1] rows written with the bare driver, without the engine.
 	written [2][]notify.RowKey
 	mu      sync.Mutex
 }
