@@ -36,15 +36,15 @@ func printedIn(place string, retry ...string) func(Entry) bool {
 var codePages = []codePage{
 	{"errors-requests.md", "Error codes of refused input", "what is wrong with a request, an item of a batch, or a file", printedIn("API answers, items of batches")},
 	{"errors-unavailable.md", "Error codes of a busy or absent server", "the HTTP statuses 429 and 503: what to wait for before you send the same request again", printedIn("API answers", "yes")},
-	{"errors-access.md", "Error codes of tokens, ids and states", "tokens and scopes, things that do not exist, states that forbid a change, the operator page", func(e Entry) bool {
+	{"errors-access.md", "Error codes of tokens, ids and states", "tokens and scopes, things that do not exist, states that forbid a change, and the operator page", func(e Entry) bool {
 		return printedIn("API answers, notifyctl")(e) && e.Where == "API answers, notifyctl" || printedIn("operator page")(e)
 	}},
 	{"errors-providers.md", "Error codes of providers", "answers of APNs, FCM, Twilio and SendGrid", func(e Entry) bool {
 		return printedIn("status, timeline")(e) && strings.Contains(e.Where, ": ")
 	}},
 	{"errors-delivery.md", "Error codes of deliveries", "why a notification or a callback failed, waits or was suppressed, whatever the provider", printedIn("status, timeline")},
-	{"errors-server.md", "Error codes of a start and of the server's log", "what notifyd prints when it does not start, and internal errors", func(e Entry) bool {
-		return printedIn("start and log")(e) || printedIn("log of notifyd")(e) || printedIn("API answers")(e)
+	{"errors-server.md", "Error codes of a start and of the log output", "what notifyd prints when it does not start, and the codes of internal errors", func(e Entry) bool {
+		return printedIn("start and log output")(e) || printedIn("log output of notifyd")(e) || printedIn("API answers")(e)
 	}},
 	{"errors-load.md", "Error codes of load tests", "`notifyctl load`, `notifyctl sim` and load agents", printedIn("notifyctl load")},
 	{"states.md", "States, classes, verdicts and exit codes", "states of notifications, triggers, dead letters and circuits; classes of answers; verdicts of load runs; exit codes", func(e Entry) bool { return e.Kind != "error" }},
@@ -102,7 +102,8 @@ func pagesOfCodes(t *testing.T) map[string]string {
 	for i, p := range codePages {
 		fmt.Fprintf(&index, "| [%s](%s) | %s |\n", p.title, p.file, p.content)
 		out[p.file] = fmt.Sprintf("# %s\n\nThis page covers %s.\n\n%s\nAll codes: [Codes](errors.md).\n%s", p.title, p.content,
-			"Each table states what to do and whether to try again. If another action is right for a code, its row says so.", bodies[i].String()) + "\n" + generated
+			"Above each table you find what to do and whether to try again. If something else is right for a code, the row of the\n"+
+				"code says so. An empty cell means: do what is written above the table.", bodies[i].String()) + "\n" + generated
 	}
 	index.WriteString("\n" + generated)
 	out["errors.md"] = index.String()
