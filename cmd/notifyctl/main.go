@@ -182,7 +182,7 @@ func topics() []*cobra.Command {
     1  something failed
     2  wrong flags or arguments, refused input, or a missing --yes
     3  some items failed; the output says which
-    4  no valid token, or it lacks a scope
+    4  the token is missing or invalid, or it lacks a scope
     5  not found
     6  the state does not allow it, or an idempotency key was used with another body
     7  the server is unreachable, too busy or too slow; run the same command again
