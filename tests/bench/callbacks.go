@@ -56,7 +56,7 @@ func measureCallbacks(ctx context.Context, b *bench) {
 	bare := &side{name: "net/http", run: func(d time.Duration) float64 { return r.post(ctx, d) }}
 	b.alternate("P8", b.length(4*time.Second, 2*time.Second), ours, bare)
 	l.close()
-	b.add(result{ID: "P8", Work: fmt.Sprintf("callbacks of triggers due at once, %d at a time, fsynced, to the durable outcome; %.0f ns of processor a call, receiver included; ref: net/http alone, %.0f ns", calls, perCall, bare.cost),
+	b.add(result{ID: "P8", Work: fmt.Sprintf("callbacks of triggers that are due at the same moment, %d calls at a time, fsynced, until the outcome is durable; %.0f ns of processor time for each call, receiver included; ref: net/http alone, %.0f ns", calls, perCall, bare.cost),
 		Value: ours.best, Unit: "callbacks/s", Reference: bare.best, main: true}, ratioOf(0.6))
 }
 

@@ -73,7 +73,7 @@ func (b *bench) chainRuns(ctx context.Context, n *node, m *meter, dir string, wi
 			return d.rate >= 0.98*b.rate && d.cores < than.cores || than.rate < 0.98*b.rate && d.rate > than.rate
 		})
 	ms := func(q float64) float64 { return round(float64(at.late.ValueAtQuantile(q))/1e6, 3) }
-	b.add(result{ID: "P6", Work: fmt.Sprintf("open loop %.0f s, the best of %d, at %s/s to the durable outcome, fsynced, %s; p50 %g p99 %g ms", b.open.Seconds(), b.chainRounds(with), number(b.rate), what, ms(50), ms(99)),
+	b.add(result{ID: "P6", Work: fmt.Sprintf("open loop of %.0f s, best of %d, at %s/s, until the outcome is durable, fsynced, %s; time to the outcome: p50 %g, p99 %g ms", b.open.Seconds(), b.chainRounds(with), number(b.rate), what, ms(50), ms(99)),
 		Value: at.rate, Unit: "receivers/s", Reference: b.rate, main: with == inProfiles}, info)
 	// A machine may be 2.5 times slower on one day than on another. So rates and cores have no
 	// bound. The processor time has a bound: its ratio to the floor (see newFloor) of the same run.
@@ -82,9 +82,9 @@ func (b *bench) chainRuns(ctx context.Context, n *node, m *meter, dir string, wi
 		bound = ratioAtMost(2)
 		least = fmt.Sprintf("; floor of the same run: a JSON scan of the request, a random read of %s profiles, %.0f bytes appended and fsynced", number(float64(b.users)), fl.written)
 	}
-	b.add(result{ID: "P6", Key: keyOf(with, "P6_open"), Work: fmt.Sprintf("processor time for each receiver in the open loop, generator included; %.2f cores, %.0f to %.0f MiB resident%s", at.cores, at.rssFrom, at.rssTo, least),
+	b.add(result{ID: "P6", Key: keyOf(with, "P6_open"), Work: fmt.Sprintf("processor time for each receiver in the open loop, generator included; %.2f cores, resident memory %.0f to %.0f MiB%s", at.cores, at.rssFrom, at.rssTo, least),
 		Value: at.cores / at.rate * 1e9, Unit: "ns", Reference: fl.nanos}, bound)
-	b.add(result{ID: "P6", Work: fmt.Sprintf("receivers without an outcome at the end of the open loop: %s (in its middle: %s)", number(float64(at.backlogEnd)), number(float64(at.backlogMid))), Value: float64(max(at.backlogEnd, 0)) / b.rate, Unit: "s of load"}, info)
+	b.add(result{ID: "P6", Work: fmt.Sprintf("receivers without an outcome at the end of the open loop: %s (in the middle of the loop: %s)", number(float64(at.backlogEnd)), number(float64(at.backlogMid))), Value: float64(max(at.backlogEnd, 0)) / b.rate, Unit: "s of load"}, info)
 	b.add(result{ID: "P6", Work: fmt.Sprintf("closed loop, %s; %.2f cores", what, flat.cores), Value: flat.rate, Unit: "receivers/s"}, info)
 	b.add(result{ID: "P6", Key: keyOf(with, "P6_closed"), Work: "processor time for each receiver in the closed loop, compared with the same floor", Value: flat.cores / flat.rate * 1e9, Unit: "ns", Reference: fl.nanos}, bound)
 	b.measureLookups(ctx, n, m, with)
@@ -308,5 +308,5 @@ func (b *bench) measureLookups(ctx context.Context, n *node, m *meter, with addr
 		want = atMost(1.5, "ms")
 	}
 	ms := func(q float64) float64 { return float64(h.ValueAtQuantile(q)) / 1e6 }
-	b.add(result{ID: "P6", Work: fmt.Sprintf("lookup of one receiver over HTTP, p99 of %d, the best of %d rounds; p50 %.2f ms", h.TotalCount(), b.rounds, ms(50)), Value: ms(99), Unit: "ms"}, want)
+	b.add(result{ID: "P6", Work: fmt.Sprintf("look-up of one receiver over HTTP, p99 of %d look-ups, best of %d rounds; p50 %.2f ms", h.TotalCount(), b.rounds, ms(50)), Value: ms(99), Unit: "ms"}, want)
 }

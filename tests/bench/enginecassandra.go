@@ -182,7 +182,7 @@ func (c *cassandraBench) measureSingles(ctx context.Context) {
 		}
 		return wrote(1, ks)
 	}
-	c.compareWithDriver(ctx, "cassandra_singles", "outcome rows of single sends, claim and end; calls of 512", "rows/s", ours, theirs)
+	c.compareWithDriver(ctx, "cassandra_singles", "outcome rows of single sends, written at the claim and at the end, 512 a call", "rows/s", ours, theirs)
 }
 
 // compareWithDriver calls compareFloods with cassandraCallers callers. The peer is the driver
@@ -215,7 +215,7 @@ func (c *cassandraBench) measureChunks(ctx context.Context) {
 		c.writeByPartition(ctx, bareRows(keys(), noise(rowBytes)))
 		return each
 	}
-	c.compareWithDriver(ctx, "cassandra_chunks", "outcome rows of fan-outs, a hundred of one request a call", "rows/s", ours, theirs)
+	c.compareWithDriver(ctx, "cassandra_chunks", "outcome rows of fan-outs, a hundred rows of one request in each call", "rows/s", ours, theirs)
 }
 
 // measureReads measures reads of rows by key. The product reads such a row if its filter says that a
@@ -247,7 +247,7 @@ func (c *cassandraBench) measureReads(ctx context.Context) {
 		})
 		return len(ks)
 	}
-	c.compareWithDriver(ctx, "cassandra_reads", "outcome rows read by key, calls of 512", "rows/s", ours, theirs)
+	c.compareWithDriver(ctx, "cassandra_reads", "outcome rows read by key, 512 a call", "rows/s", ours, theirs)
 }
 
 func newTimer(fireAt int64) engine.Timer {
@@ -287,7 +287,7 @@ func (c *cassandraBench) measureTimers(ctx context.Context) {
 		c.writeByPartition(ctx, bareTimers(ahead(1)))
 		return each
 	}
-	c.compareWithDriver(ctx, "cassandra_timers", "timers stored, a thousand a call, 4 minutes of 16 shards", "timers/s", ours, theirs)
+	c.compareWithDriver(ctx, "cassandra_timers", "timers stored in 4 minutes of 16 shards, a thousand a call", "timers/s", ours, theirs)
 }
 
 // measureFires measures the store work for the release of timers. Each call reads all timers of one
@@ -342,5 +342,5 @@ func (c *cassandraBench) measureFires(ctx context.Context) {
 		c.condition(ctx, `UPDATE timer_shards SET closed = ?, watermark = ? WHERE shard = ? IF term = 1 AND closed = ? AND watermark = ?`, was+1, was+1, bare(caller), was, was)
 		return n
 	}
-	c.compareWithDriver(ctx, "cassandra_fires", fmt.Sprintf("timers read for release, minutes of %d in a shard, and its mark moved", perShard), "timers/s", ours, theirs)
+	c.compareWithDriver(ctx, "cassandra_fires", fmt.Sprintf("timers read for release, %d in each minute of a shard; then the watermark of the shard is raised", perShard), "timers/s", ours, theirs)
 }

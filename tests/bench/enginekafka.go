@@ -53,8 +53,8 @@ func kafkaFigures(ctx context.Context, b *bench, address string) {
 		size          int
 		callers, each int
 	}{
-		{"kafka_singles", "notifications of 200 B appended, requests of 1,000, 64 at a time", singleBytes, 64, 1000},
-		{"kafka_chunks", "chunks of fan-outs of 50 KB appended, requests of 12, 32 at a time", chunkBytes, 32, kafkaPartitions},
+		{"kafka_singles", "notifications of 200 B appended, 1,000 a request, 64 requests at a time", singleBytes, 64, 1000},
+		{"kafka_chunks", "chunks of fan-outs, 50 KB each, appended, 12 a request, 32 requests at a time", chunkBytes, 32, kafkaPartitions},
 	} {
 		peer := &perfProducer{k: k, size: w.size, guess: 60e6 / float64(w.size)}
 		k.compare(versus{
@@ -132,8 +132,8 @@ func (k *kafkaBench) measureConsumers(ctx context.Context) {
 	}
 	k.notef("%d records to read, appended at %s/s", total, number(rate))
 	for _, v := range []versus{
-		{key: "kafka_read", work: "records of 200 B read by a Reader", ours: func(time.Duration) float64 { return k.read(ctx, ends, total) }},
-		{key: "kafka_group", work: "records of 200 B read by a Group, each marked, marks committed", ours: func(time.Duration) float64 { return k.measureGroup(ctx, topic, total) }},
+		{key: "kafka_read", work: "records of 200 B read without a consumer group", ours: func(time.Duration) float64 { return k.read(ctx, ends, total) }},
+		{key: "kafka_group", work: "records of 200 B read by a consumer group, which marks each record and commits the marks", ours: func(time.Duration) float64 { return k.measureGroup(ctx, topic, total) }},
 	} {
 		v.unit, v.peer, v.need = "records/s", "kafka-consumer-perf-test, its fetch rate", engineNeed
 		v.theirs = func(time.Duration) float64 { return k.perfConsumer(ctx, topic, total) }

@@ -59,7 +59,7 @@ const triggersEach = 100
 func (c *cassandraBench) measureTriggers(ctx context.Context) {
 	made := [2]*stock{{}, {}}
 	contract := c.store.Triggers()
-	c.compareWithDriver(ctx, "cassandra_create", "triggers made, a hundred a call: one conditional write each, two index rows", "triggers/s",
+	c.compareWithDriver(ctx, "cassandra_create", "triggers made, a hundred a call: one compare-and-swap write and two index rows for each", "triggers/s",
 		func(ctx context.Context, _ int) int {
 			ts := newTriggers()
 			allWon(rig.Must(contract.Create(ctx, ts)))
@@ -70,7 +70,7 @@ func (c *cassandraBench) measureTriggers(ctx context.Context) {
 			manyOf(ctx, len(ts), cassandraAtOnce, func(i int) { c.bareCreate(ctx, &ts[i]) })
 			return made[1].put(ts)
 		})
-	c.compareWithDriver(ctx, "cassandra_fire", "triggers claimed and ended: two conditional writes each, three index rows", "triggers/s",
+	c.compareWithDriver(ctx, "cassandra_fire", "triggers claimed and ended: two compare-and-swap writes and three index rows for each", "triggers/s",
 		func(ctx context.Context, _ int) int {
 			return made[0].fireNext(func(ts []engine.Trigger, n uint64) {
 				ss := make([]engine.TriggerSwap, len(ts))

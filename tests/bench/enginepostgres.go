@@ -70,13 +70,13 @@ func (p *postgresBench) measure(ctx context.Context) {
 		many[i] = prof(i)
 		rows[i] = []any{many[i].User, string(rig.Must(json.Marshal(&many[i])))}
 	}
-	p.compareFloods(ctx, versus{key: "postgres_import", work: "profiles imported", unit: "profiles/s", peer: "COPY into a table and from there into place", callers: 1},
+	p.compareFloods(ctx, versus{key: "postgres_import", work: "profiles imported", unit: "profiles/s", peer: "COPY into another table and from there into place", callers: 1},
 		func(ctx context.Context, _ int) int { return rig.Must(len(many), p.prefs.PutMany(ctx, many)) },
 		func(ctx context.Context, _ int) int { return p.copyIn(ctx, rows) })
 	versions := make([]atomic.Uint64, profileUsers) // last known version of each user's profile; 0: not known
 	one := versus{unit: "profiles/s", callers: postgresCallers}
 	one.key, one.peer = "postgres_put", "INSERT ON CONFLICT"
-	one.work = fmt.Sprintf("profiles stored one by one, %d at a time, changes numbered", postgresCallers)
+	one.work = fmt.Sprintf("profiles stored, one a call, %d calls at a time, each change numbered", postgresCallers)
 	p.compareFloods(ctx, one, func(ctx context.Context, _ int) int {
 		i := rand.IntN(profileUsers)
 		pr := prof(i)
@@ -96,7 +96,7 @@ func (p *postgresBench) measure(ctx context.Context) {
 		return 1
 	})
 	one.key, one.peer = "postgres_get", "SELECT by the key"
-	one.work = fmt.Sprintf("profiles read one by one, %d at a time", postgresCallers)
+	one.work = fmt.Sprintf("profiles read, one a call, %d calls at a time", postgresCallers)
 	p.compareFloods(ctx, one, func(ctx context.Context, _ int) int {
 		rig.Must2(p.prefs.Get(ctx, user(rand.IntN(profileUsers))))
 		return 1

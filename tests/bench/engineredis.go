@@ -88,12 +88,12 @@ func (r *redisBench) measureFilter(ctx context.Context) {
 		return each
 	}
 	r.compareFloods(ctx, versus{
-		key: "redis_filter_add", work: "ids added to the seen-filter, 1,000 a call, 4 at a time",
+		key: "redis_filter_add", work: "ids added to the seen-filter, 1,000 a call, 4 calls at a time",
 		unit: "ids/s", peer: "BITFIELD of 7 bits an id, pipelined", callers: 4,
 	}, func(ctx context.Context, _ int) int { return rig.Must(each, f.Add(ctx, ids())) },
 		func(ctx context.Context, _ int) int { return bare(ctx, "SET") })
 	r.compareFloods(ctx, versus{
-		key: "redis_filter_seen", work: "ids looked for in both generations of it, 1,000 a call, 4 at a time",
+		key: "redis_filter_seen", work: "ids looked up in both generations of the seen-filter, 1,000 a call, 4 calls at a time",
 		unit: "ids/s", peer: "BITFIELD of 7 bits an id in one bitmap, pipelined", callers: 4,
 	}, func(ctx context.Context, _ int) int {
 		rig.Must2(f.Seen(ctx, ids()))
@@ -117,7 +117,7 @@ return got`)
 func (r *redisBench) measureLimits(ctx context.Context) {
 	l := r.store.Limits()
 	r.compareFloods(ctx, versus{
-		key: "redis_limits", work: "tokens taken from 32 buckets, one a call, 32 at a time",
+		key: "redis_limits", work: "tokens taken from 32 token buckets of limits, one a call, 32 calls at a time",
 		unit: "calls/s", peer: "a bucket in Lua without waits, by EVALSHA", callers: 32,
 	}, func(ctx context.Context, c int) int {
 		rig.Must2(l.Take(ctx, "b"+strconv.Itoa(c), 1, 1e6, 1000))
@@ -133,7 +133,7 @@ func (r *redisBench) measureClaims(ctx context.Context) {
 	answer := []byte(`{"id":"ntf_01M7ZWAJ45GWQCCJNG9P921B5R","status":"accepted"}`)
 	r.compareFloods(ctx, versus{
 		key: "redis_claims", work: "idempotency keys reserved and answered, 32 at a time",
-		unit: "keys/s", peer: "SET NX EX and SET XX EX of the same", callers: 32,
+		unit: "keys/s", peer: "SET NX EX and SET XX EX of the same keys", callers: 32,
 	}, func(ctx context.Context, _ int) int {
 		now := time.Now()
 		k := engine.IdemKey{Caller: "shop", Route: "POST /v1/notifications", Key: strconv.FormatUint(rand.Uint64(), 36)}
@@ -188,7 +188,7 @@ func (r *redisBench) measureQueue(ctx context.Context) {
 		return rig.Must(len(ids), r.c.HDel(ctx, bodies, ids...).Err())
 	}
 	r.compareFloods(ctx, versus{
-		key: "redis_queue", work: "messages through the delay queue: enqueued, received, acknowledged, a hundred a call, 4 at a time",
+		key: "redis_queue", work: "messages through the delay queue: enqueued, received, acknowledged, a hundred a call, 4 calls at a time",
 		unit: "messages/s", peer: "a sorted set and a hash, pipelined", callers: 4,
 	}, ours, theirs)
 }

@@ -28,8 +28,8 @@ func measureGenerator(ctx context.Context, b *bench) {
 	}
 	flat, paced := &side{name: "flat out", run: run(1e9)}, &side{name: "paced", run: run(5e6)}
 	b.alternate("P1", b.length(3*time.Second, time.Second), flat, paced)
-	b.add(result{ID: "P1", Work: fmt.Sprintf("messages made and timed, null sink; %.2f cores, %.0f ns", flat.cores, flat.cost), Value: flat.best, Unit: "messages/s", main: true}, atLeast(20e6, "messages/s"))
+	b.add(result{ID: "P1", Work: fmt.Sprintf("messages that the generator makes and times, sent to the null sink; %.2f cores, %.0f ns", flat.cores, flat.cost), Value: flat.best, Unit: "messages/s", main: true}, atLeast(20e6, "messages/s"))
 	reached := paced.best >= 0.99*5e6
-	b.add(result{ID: "P1", Work: fmt.Sprintf("processor time at 5M/s asked, %s/s sent; %.0f ns", number(paced.best), paced.cost), Value: paced.cores, Unit: "cores"},
+	b.add(result{ID: "P1", Work: fmt.Sprintf("processor time of the generator at an intended rate of 5M/s, %s/s sent; %.0f ns", number(paced.best), paced.cost), Value: paced.cores, Unit: "cores"},
 		need{"<= 0.3 cores at the rate", func(r result) bool { return reached && r.Value <= 0.3 }})
 }

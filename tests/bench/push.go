@@ -45,7 +45,7 @@ func measurePushes(ctx context.Context, b *bench) {
 	what := fmt.Sprintf("%d connections x %d streams, answers after %v", pushConns, pushStreams, pushLatency)
 	b.add(result{ID: "P5", Work: "pushes through the APNs client, " + what + "; ref: a loop over prepared frames",
 		Value: ours.best, Unit: "pushes/s", Reference: loop.best, main: true}, atLeast(150e3, "pushes/s"))
-	b.add(result{ID: "P5", Work: "processor time of a push, of the client only; ref: the loop",
+	b.add(result{ID: "P5", Work: "processor time of the client for a push; ref: the loop",
 		Value: us(ours), Unit: "us/push", Reference: us(loop)}, atMost(6, "us/push"))
 }
 

@@ -64,9 +64,9 @@ func (b *bench) measureWheel(ctx context.Context) {
 	heapReleased := cpu() - began
 
 	each := func(d time.Duration) float64 { return float64(d) / float64(n) }
-	b.add(result{ID: "P7", Work: fmt.Sprintf("wheel, %s pending: processor time of a timer's life, add %.0f + release %.0f; ref: binary heap, %.0f + %.0f", number(float64(n)), each(added), each(released), each(heapAdded), each(heapReleased)),
+	b.add(result{ID: "P7", Work: fmt.Sprintf("wheel with %s timers: processor time to add and release a timer (%.0f + %.0f ns); ref: binary heap (%.0f + %.0f ns)", number(float64(n)), each(added), each(released), each(heapAdded), each(heapReleased)),
 		Value: each(added + released), Unit: "ns/timer", Reference: each(heapAdded + heapReleased)}, info)
-	b.add(result{ID: "P7", Work: fmt.Sprintf("wheel, %s pending: memory; ref: binary heap", number(float64(n))), Value: bytes, Unit: "B/timer", Reference: heapSize}, info)
+	b.add(result{ID: "P7", Work: fmt.Sprintf("wheel with %s timers: memory; ref: binary heap", number(float64(n))), Value: bytes, Unit: "B/timer", Reference: heapSize}, info)
 }
 
 // heapBytes returns the bytes of all reachable objects on the Go heap.
