@@ -187,6 +187,21 @@ func (p *promises) joinFiles(f onArrival) error {
 	return nil
 }
 
+// closeFiles removes the files. No promise may be matched afterwards.
+func (p *promises) closeFiles() {
+	p.joining.Lock()
+	defer p.joining.Unlock()
+	if p.files == nil {
+		return
+	}
+	for i := range p.files.parts {
+		if f := p.files.parts[i].f; f != nil {
+			_ = f.Close() // nobody reads the rows any more
+		}
+	}
+	p.files = nil
+}
+
 func (p *promises) joinPart(part *promisePart, f onArrival) error {
 	if !part.dirty {
 		return nil

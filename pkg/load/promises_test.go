@@ -24,6 +24,7 @@ func TestPromisesModel(t *testing.T) {
 	steps := []*stepRun{{Step: d.step, data: d}, {Step: d.step, data: d}}
 	rapid.Check(t, func(t *rapid.T) {
 		p := &promises{keepIDs: true, memory: rapid.SampledFrom([]int{1, 10 * promiseBytes, promiseMemory}).Draw(t, "memory")}
+		defer p.closeFiles()
 		p.shards = rapid.IntRange(1, 2).Draw(t, "ledgers")
 		n := rapid.IntRange(1, 40).Draw(t, "bases")
 		bases := make([]notify.Base, n)

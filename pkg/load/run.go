@@ -278,6 +278,7 @@ var errAborted = errors.New("a threshold that ends the run was missed")
 // ends, Run stops sending, waits at most Config.Grace for open requests, and returns the figures so
 // far. Result.Partial is then true. Run may be called only once.
 func (r *Run) Run(ctx context.Context) (*Result, error) {
+	defer r.promised.closeFiles()
 	if remote := r.cfg.Remote; remote != nil {
 		following, end := context.WithCancel(context.WithoutCancel(ctx))
 		var wg sync.WaitGroup
