@@ -312,8 +312,8 @@ func fellBehind(r *Result) bool {
 
 // trialOf decides whether a rate held. A rate holds if the run met the conditions, even if the
 // generator woke late: a late generator makes figures worse, never better. A rate does not hold if
-// the run fell behind. trialOf checks this itself, because the conditions of an objective may say
-// nothing about response times.
+// the run fell behind: its requests waited until they could be sent. Only response times show this,
+// and an objective may have no condition on them, so trialOf checks it itself.
 func trialOf(res *Result) (Trial, error) {
 	var t Trial
 	for _, th := range res.Thresholds {

@@ -209,8 +209,8 @@ func seconds(d time.Duration) int64 { return max(1, int64((d+time.Second-1)/time
 
 // recentCache is a bounded map that drops entries that were not used recently. It has two
 // generations. When the younger generation is full, the older one is dropped, the younger one takes
-// its place, and a new generation begins. Every operation is O(1). A hit, which happens in every
-// request, does not update a list.
+// its place, and a new generation begins. Every operation is O(1). Every request makes a hit, so a hit
+// must be cheap: it does not reorder a list, as it does in an LRU cache.
 type recentCache[K comparable, V any] struct {
 	max int // largest number of entries of a generation
 

@@ -253,7 +253,7 @@ func (c *serverChain) run(ctx context.Context, w chainWork, d time.Duration) (r 
 	}
 	for limit := time.Now().Add(5 * time.Minute); c.ended(ctx, w)-ended < r.n; {
 		if time.Now().After(limit) {
-			panic(fmt.Errorf("%s: only %d of %d ended within five minutes", w.key, c.ended(ctx, w)-ended, r.n))
+			panic(fmt.Errorf("%s: only %d of %d receivers or triggers ended within five minutes", w.key, c.ended(ctx, w)-ended, r.n))
 		}
 		rig.Ok(rig.Pause(ctx, 10*time.Millisecond))
 	}

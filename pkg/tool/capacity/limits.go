@@ -10,7 +10,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/term"
 )
 
-// Limit is a line whose Count is too low for a load that lasts.
+// Limit is a line of the capacity sheet whose Count is too low if the load continues for a long
+// time.
 type Limit struct {
 	Key       string `json:"key"` // key of the line
 	Count     int64  `json:"count"`

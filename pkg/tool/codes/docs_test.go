@@ -42,7 +42,7 @@ var codePages = []codePage{
 	{"errors-providers.md", "Error codes of providers", "answers of APNs, FCM, Twilio and SendGrid", func(e Entry) bool {
 		return printedIn("status, timeline")(e) && strings.Contains(e.Where, ": ")
 	}},
-	{"errors-delivery.md", "Error codes of deliveries", "why a notification or a callback failed, waits or was suppressed, whatever the provider", printedIn("status, timeline")},
+	{"errors-delivery.md", "Error codes of deliveries", "why a notification or a callback failed, waits or was suppressed. These codes are the same for all providers", printedIn("status, timeline")},
 	{"errors-server.md", "Error codes of a start and of the log output", "what notifyd prints when it does not start, and the codes of internal errors", func(e Entry) bool {
 		return printedIn("start and log output")(e) || printedIn("log output of notifyd")(e) || printedIn("API answers")(e)
 	}},
