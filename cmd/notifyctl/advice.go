@@ -124,7 +124,7 @@ func (p *program) nextSteps(c *cobra.Command, err error) []string {
 		return []string{"notifyctl context check       (the scopes of the token)"}
 	case notify.KindOf(err) == notify.KindThrottled || notify.KindOf(err) == notify.KindUnavailable:
 		return []string{"run the same command again; notifyctl doctor shows the health of the server"}
-	case code == "" && term.ExitCode(err) == term.ExitUsage: // an error with a code already contains the field and the rule
+	case code == "" && term.ExitCode(err) == term.ExitUsage: // an error with a code already says what is wrong, so it needs no help page
 		return []string{c.CommandPath() + " --help"}
 	}
 	return nil

@@ -110,16 +110,17 @@ func holdText(h *api.CampaignHold) string {
 
 // campaignState is the stored progress of a campaign that this machine sends. It is written after
 // every part. After a crash, the next run skips the parts that are done. It repeats a part that was
-// being sent at the crash, and the server recognizes this part by (campaign, part).
+// being sent at the crash. The server does not store that part twice, because a part has the
+// campaign's id and the part's number as its idempotency key.
 type campaignState struct {
 	Campaign string     `json:"campaign"`
 	Server   string     `json:"server"`
 	Created  time.Time  `json:"created"`
-	Fanout   api.Fanout `json:"fanout"` // the content; the first run sets its times, and later runs keep them
+	Fanout   api.Fanout `json:"fanout"` // the content; the first run sets ScheduledAt and ExpiresAt, and later runs keep these times
 	PartSize int        `json:"part_size"`
 
-	// The file of receivers. A resumed run needs the same file, because the server recognizes a
-	// part only if it contains the same receivers.
+	// The file of receivers. A resumed run needs the same file, because the server refuses a
+	// repeated part that contains other receivers than the first time.
 	File   string `json:"file"`   // "-": standard input
 	Size   int64  `json:"size"`   // bytes; -1: unknown
 	Head   string `json:"head"`   // SHA-256 of the file's first 64 KiB

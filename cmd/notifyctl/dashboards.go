@@ -230,8 +230,8 @@ func filesToCheck(names []string) (files []promcheck.File, err error) {
 }
 
 // knownMetrics returns the metrics of this release. If url is not empty, it returns the metrics
-// that the server at this URL serves. It adds the metrics with labels that this server does not
-// serve, because such a metric appears only after its first use.
+// that the server at this URL serves. It also returns those metrics of this release that have labels
+// and that the server does not serve, because a metric with labels appears only after its first use.
 func knownMetrics(ctx context.Context, p *program, url string) (o promcheck.Options, err error) {
 	table, err := promcheck.ParseTable(docs.Metrics)
 	if err != nil {

@@ -120,8 +120,9 @@ func measuredLoad(input *capacity.Input, rates *api.Rates) {
 	}
 }
 
-// fleetOf combines the settings of all processes into one value for each setting. It uses the
-// smallest value of InFlight, Window and Connections, and the largest value of every other setting.
+// fleetOf counts the processes of each role, and the workers of each channel. It also combines the
+// settings of all processes into one value for each setting: the smallest value of InFlight, Window
+// and Connections, and the largest value of every other setting.
 func fleetOf(settings []api.ProcessSettings) (f capacity.Fleet) {
 	least := func(to *int, v int) {
 		if *to == 0 || v < *to {

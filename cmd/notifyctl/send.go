@@ -279,8 +279,9 @@ func variables(list []string) (json.RawMessage, error) {
 	return json.Marshal(vars)
 }
 
-// sendTimes returns when to send and when to stop trying. If sendAt is nil, send at once. If stopAt
-// is nil, never stop trying.
+// sendTimes returns the time at which notifyd must send and the time at which the notification
+// expires. If sendAt is nil, notifyd sends at once. If stopAt is nil, the notification does not
+// expire.
 func (o *sendOptions) sendTimes(now time.Time) (sendAt, stopAt *time.Time, err error) {
 	begin := now
 	if sendAt, err = o.later.resolveFuture(now, o.key != "" || o.campaign != ""); err != nil {

@@ -227,7 +227,8 @@ func (r *fanoutRun) send(ctx context.Context) error {
 	}
 	r.bar = r.p.startProgress("sending", max(0, s.Total-s.Stored))
 	defer r.bar.end()
-	// Skip must read a copy, because recordPart changes s at the same time.
+	// The function in the field Skip must read a copy of the state s, because recordPart changes s
+	// at the same time.
 	before := &campaignState{Next: s.Next, Ahead: slices.Clone(s.Ahead)}
 	_, err := r.cl.SendFanout(ctx, api.FanoutSend{
 		Fanout: s.Fanout, Receivers: r.receivers(ctx), PartSize: s.PartSize, InFlight: r.o.inFlight,

@@ -203,7 +203,7 @@ func statusFields(p *program, s *api.Status) term.Table {
 		t = append(t, []string{"epoch", fmt.Sprintf("%d (replayed)", s.Epoch)})
 	}
 	due, expires := "due", "expires"
-	if isTerminal(s.Status) { // the notification may have ended before the times due and expires
+	if isTerminal(s.Status) { // the notification may have ended before it was due or before it would expire
 		due, expires = "was due", "would expire"
 	}
 	return append(t, []string{"accepted", p.timeText(s.AcceptedAt)}, []string{due, p.optionalTimeText(s.ScheduledAt)},
