@@ -181,7 +181,8 @@ func (cl *Client) Grants(ctx context.Context) (LoadGrants, error) {
 	return getJSON[LoadGrants](ctx, cl, "/v1/ops/load-grants", nil)
 }
 
-// ChangeGrant approves or revokes a grant. The new state is "approved" or "revoked".
+// ChangeGrant approves or revokes a grant. The parameter state is "approved", which makes the grant
+// active, or "revoked".
 func (cl *Client) ChangeGrant(ctx context.Context, id, state string) (LoadGrant, error) {
 	return sendJSON[LoadGrant](ctx, cl, http.MethodPost, "/v1/ops/load-grants/"+url.PathEscape(id), LoadGrantChange{state}, true)
 }

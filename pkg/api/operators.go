@@ -143,8 +143,8 @@ func (cl *Client) LiftSuppression(ctx context.Context, in SuppressionLift) (Supp
 	return sendJSON[SuppressionLifted](ctx, cl, http.MethodPost, "/v1/ops/suppressions:lift", in, false)
 }
 
-// ProviderTest is the result of a test of a provider. It has one trial, or one trial for each
-// account or pool of the provider.
+// ProviderTest is the result of a test of a provider. A test that sends a message has one trial. A
+// dry run has one trial for each account or pool that it tests.
 type ProviderTest struct {
 	Provider string          `json:"provider"`
 	DryRun   bool            `json:"dry_run"` // no message was sent
@@ -172,7 +172,8 @@ type ProviderTestRequest struct {
 
 // TestProvider tests a provider: the answering process calls the provider. If in.To is set, the
 // call sends one real message. Otherwise the test is a dry run, which calls each account or pool
-// that name selects. If the server's answer is lost, TestProvider repeats only a dry run.
+// that the parameter name selects. If the server's answer is lost, TestProvider repeats only a dry
+// run.
 func (cl *Client) TestProvider(ctx context.Context, name string, in ProviderTestRequest) (ProviderTest, error) {
 	return sendJSON[ProviderTest](ctx, cl, http.MethodPost, "/v1/ops/providers/"+url.PathEscape(name)+"/test", in, in.To == "")
 }
