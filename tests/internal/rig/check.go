@@ -150,8 +150,8 @@ func (v *Victim) counts(ctx context.Context, id string, want int64, deadline tim
 
 // Rows adds the largest allowed number of duplicates to r.Bound. The outcome rows contain it: they
 // count the receivers that were sent again although the provider may have accepted an earlier call.
-// If there are more duplicates, Rows prints them. notifyd must have stopped, because Rows opens its
-// store.
+// If there are more duplicates, Rows prints them. notifyd must have stopped, because Rows opens
+// notifyd's store.
 func (v *Victim) Rows(ctx context.Context, r *Result) error {
 	s, err := pebble.Open(pebble.Config{Dir: filepath.Join(v.cfg.Data, "data", "store")})
 	if err != nil {

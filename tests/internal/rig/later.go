@@ -49,8 +49,8 @@ const (
 // together. It stays the same while the process is down.
 //
 // A request is repeated with the same idempotency key until it has an answer, even if the process
-// was started again. When the context issue ends, loadLater begins no new requests. It returns when
-// all requests have an answer, or with an error after Patience.
+// was started again. When the context in the parameter issue ends, loadLater begins no new requests.
+// It returns when all requests have an answer, or with an error after Patience.
 func (v *Victim) loadLater(issue context.Context, rate float64, seed uint64, into *laterFates) error {
 	into.triggers, into.schedules = map[string]fate{}, map[string]fate{}
 	callback, err := v.CallbackURL(issue)

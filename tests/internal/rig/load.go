@@ -9,8 +9,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/load"
 )
 
-// Load starts four streams of load: ordered single pushes, batches of mails, fan-outs of pushes,
-// and triggers with scheduled pushes. The parameter rate is the number of single pushes per second.
+// Load starts four streams of load. The first three have ordered single pushes, batches of mails,
+// and fan-outs of pushes. The fourth has triggers and scheduled pushes. The parameter rate is the
+// number of single pushes per second.
 // The parameter later is the number of triggers and scheduled pushes per second, counted together;
 // if it is 0, a sixth of the rate is used.
 //

@@ -34,8 +34,8 @@ func (e *Endurance) Over() bool {
 }
 
 // Until calls the function check every 50 ms until it returns true. Until returns an error if check
-// returns an error, if check has not returned true within Patience, or if ctx ends. The text
-// condition says in the error after Patience what did not become true.
+// returns an error, if check has not returned true within Patience, or if ctx ends. The parameter
+// condition is a text for the error after Patience: it says what did not become true.
 func Until(ctx context.Context, condition string, check func() (bool, error)) error {
 	var waited Endurance
 	for {
