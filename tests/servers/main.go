@@ -140,9 +140,9 @@ func (o *options) run(ctx context.Context, dir string) (ok bool) {
 }
 
 // prove runs one fault. If the fault fails, and the machine stopped for too long during it, the
-// figures say nothing about notifyd. Then prove runs the fault again; the largest number of runs is
-// tries. It never runs a fault again in which a message was lost or early. In the result, the
-// fields accepted and duplicates are sums over all runs.
+// figures say nothing about notifyd. Then prove runs the fault again, but no more often than the
+// constant tries allows. It never runs a fault again in which a message was lost or early. In the
+// result, the fields accepted and duplicates are sums over all runs.
 func (c *cluster) prove(ctx context.Context, f fault, still *stalls) (r outcome) {
 	var before outcome
 	for try := 1; ; try++ {

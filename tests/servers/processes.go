@@ -13,7 +13,7 @@ import (
 )
 
 // standbyLimit is the longest time from the death of a shard's owner until the next owner releases
-// a timer (P9).
+// a timer.
 const standbyLimit = 6 * time.Second
 
 // leaderKilled kills one of two schedulers while timers of its shards become due. The other

@@ -16,7 +16,7 @@ const (
 )
 
 // stalls measures how long this process did not run. If the machine is suspended, no process runs
-// in that time. When they continue, their leases and sessions have expired.
+// in that time. When the processes continue, their leases and sessions may have expired.
 type stalls struct{ longest atomic.Int64 }
 
 // watch measures the stalls until ctx ends.
