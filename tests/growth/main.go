@@ -8,7 +8,7 @@
 // longer than maxHeld. No request is refused. At the end every timer shard has an owner. The audit
 // finds no drift.
 //
-// The last line of its output has key=value pairs. It exits 1 if a check fails.
+// The last line of the output has key=value pairs. growth exits with 1 if a check fails.
 // scripts/growth.sh passes the addresses of the servers.
 package main
 
@@ -64,7 +64,7 @@ func main() {
 func (o *options) run(ctx context.Context, dir string) (ok bool) {
 	bin := rig.Must(rig.Notifyd(ctx, dir, "growth", o.mutant))
 	began := time.Now()
-	defer o.Apart(ctx, "growth")() // own names on the servers, because other runs could not lower the raised numbers again
+	defer o.Apart(ctx, "growth")() // own names on the servers, because the raised numbers cannot be lowered again for other runs
 	sizeEnv := func(shards, partitions int) []string {
 		return []string{
 			fmt.Sprint("NOTIFYD__TIMERS__SHARDS=", shards), fmt.Sprint("NOTIFYD__LOG__PARTITIONS__PUSH=", partitions),

@@ -29,8 +29,8 @@ type injected struct {
 // the ledgers. It also makes errors and counts them.
 type target struct {
 	ledgers [2]*simulator.Ledger
-	// rounds is the number of batches after which each user of a step has got one message. The next
-	// rounds batches go to the same users again.
+	// rounds is the number of batches after which each user of a step has got one message. Then as
+	// many batches go to the same users again.
 	rounds int64
 
 	mu   sync.Mutex

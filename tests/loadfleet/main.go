@@ -13,7 +13,7 @@
 //     no request of the run.
 //  4. A run has the production server as its target: no packet goes to that server.
 //
-// The last line of its output has key=value pairs. It exits 1 if a check fails.
+// The last line of the output has key=value pairs. loadfleet exits with 1 if a check fails.
 // scripts/loadfleet.sh passes the addresses of the servers.
 package main
 
@@ -267,7 +267,8 @@ func (r *loadRun) result() *load.Result {
 	return &res
 }
 
-// answeredSends returns how many requests to send notifications the API has answered so far.
+// answeredSends returns how many requests to send notifications the process api-2 has answered so
+// far. This process is the target of the load.
 func (f *fleet) answeredSends(ctx context.Context) float64 {
 	for _, p := range f.Processes() {
 		if p.Name == "api-2" {

@@ -3,7 +3,7 @@
 // notifyd works off the backlog within the time that its pacing promises. The backlog does not
 // delay triggers that become due after the start.
 //
-// The last line of its output has key=value pairs. It exits 1 if a check fails.
+// The last line of the output has key=value pairs. outage exits with 1 if a check fails.
 package main
 
 import (

@@ -15,10 +15,10 @@
 // time from notifyd. The main process sends the single requests with the highest priority, and
 // measures how late it sends them.
 //
-// The last line of its output has key=value pairs. It exits 1 if a message was lost, a single
-// request was refused, the campaign was not accepted completely, or the audit found drift. Without
-// -short it also exits 1 if a figure is outside its bound. scripts/overload.sh runs it on the
-// embedded engines and on servers.
+// The last line of the output has key=value pairs. overload exits with 1 if a message was lost, a
+// single request was refused, the campaign was not accepted completely, or the audit found drift.
+// Without -short it also exits with 1 if a figure is outside its bound. scripts/overload.sh runs it
+// on the embedded engines and on servers.
 package main
 
 import (

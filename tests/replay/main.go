@@ -3,7 +3,7 @@
 // notifyctl that waits for the replay. It checks that every dead letter is sent once more and that
 // none is lost. notifyd may send a few letters twice, but only as many as it has counted.
 //
-// The last line of its output has key=value pairs. It exits 1 if a check fails.
+// The last line of the output has key=value pairs. replay exits with 1 if a check fails.
 package main
 
 import (

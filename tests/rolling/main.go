@@ -8,8 +8,8 @@
 // it to the other commit, and upgrades it again. In each round, processes of both commits run at the
 // same time.
 //
-// The last line of its output has key=value pairs. It exits 1 if a check fails. scripts/rolling.sh
-// passes the addresses of the servers.
+// The last line of the output has key=value pairs. rolling exits with 1 if a check fails.
+// scripts/rolling.sh passes the addresses of the servers.
 package main
 
 import (

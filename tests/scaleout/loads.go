@@ -116,8 +116,9 @@ func (s *scaleout) offer(ctx context.Context, k kind, n int) promised {
 func (s *scaleout) offerTriggers(ctx context.Context, n int) promised {
 	const size = 100
 	url := rig.Must(s.f.V.CallbackURL(ctx))
-	// Every request contains the due time, so it must be known before the first request. Until then
-	// there is twice the time that a slow machine needs to register the triggers.
+	// Every request contains the due time, so the due time must be chosen before the first request.
+	// It is so late that even a slow machine needs only half of the time until then to register
+	// the triggers.
 	p := promised{triggers: rig.Dues{}, from: time.Now().Add(dueIn + time.Duration(n)*2*time.Millisecond)}
 	made := make([]rig.Dues, (n+size-1)/size)
 	rig.InSteps(ctx, n, size, 8, func(ctx context.Context, from, to int) {

@@ -8,10 +8,10 @@
 // all due at the same time. The ledger of the simulated providers shows whether a message was lost
 // or sent twice.
 //
-// The last line of its output has key=value pairs. It exits 1 if a message was lost or sent twice.
-// Without -short it also exits 1 if the rate of n processes is below 0.8*n times the rate of one
-// process and no server was the bottleneck (see figures.bottleneck). scripts/scaleout.sh passes the
-// addresses of the servers.
+// The last line of the output has key=value pairs. scaleout exits with 1 if a message was lost or
+// sent twice. Without -short it also exits with 1 if the rate of n processes is below 0.8*n times
+// the rate of one process and no server was the bottleneck (see figures.bottleneck).
+// scripts/scaleout.sh passes the addresses of the servers.
 package main
 
 import (

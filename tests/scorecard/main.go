@@ -1,7 +1,7 @@
 // Command scorecard runs programs that prove the promises of the README. It writes the figures to a
 // signed file and to an HTML page. The proofs show four things:
 //
-//   - At 50,000 releases a second, the p99 of their lateness is below 50 ms.
+//   - When notifyd releases 50,000 timers a second, the p99 of their lateness is below 50 ms.
 //   - No message is early or lost. notifyd repeats no more messages than it counts.
 //   - If a process is killed, the restarted process takes over its work.
 //   - A replay sends each dead letter once.
@@ -13,8 +13,8 @@
 //	card.go   the file: its content and signature
 //	page.go   the page
 //
-// The last line of its output has key=value pairs. It exits 1 if a promise is broken. With -verify
-// FILE it only checks the signature of the file; it runs no proof.
+// The last line of the output has key=value pairs. scorecard exits with 1 if a promise is broken.
+// With -verify FILE it only checks the signature of the file; it runs no proof.
 package main
 
 import (

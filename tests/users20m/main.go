@@ -5,7 +5,8 @@
 // them, and how long an opt-out takes to reach every worker. Then one worker ends, and its users
 // move to the other workers. users20m repeats the measurements.
 //
-// The last line of its output has key=value pairs. It exits 1 if a figure is outside its limit.
+// The last line of the output has key=value pairs. users20m exits with 1 if a figure is outside its
+// limit.
 package main
 
 import (
