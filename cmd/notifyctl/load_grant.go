@@ -27,8 +27,8 @@ func grantColumns(p *program) columns[api.LoadGrant] {
 	}
 }
 
-// loadGrants returns the commands that list and change grants. A grant is the consent to a load
-// test.
+// loadGrants returns the commands that list and change grants. With a grant, an operator allows load
+// runs against a cluster.
 func loadGrants(p *program) []*cobra.Command {
 	cols := grantColumns(p)
 	set := func(verb, to, short, long string) *cobra.Command {

@@ -13,7 +13,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
-// sharedConfigFile is a file with settings for other processes that work on the same servers as this
+// sharedConfigFile is a file with settings for other processes that use the same servers as this
 // process (engines: distributed). Such a process is started with notifyd serve --config ENGINES
 // --config FILE.
 const sharedConfigFile = "beside.yaml"
