@@ -32,7 +32,7 @@ func MkdirAll(dir string) error {
 		return err
 	}
 	for _, p := range parents {
-		// Sync needs read permission. A folder that is only writable cannot be synced.
+		// Ignore a permission error: Sync needs read permission, and the folder may be only writable.
 		if err := SyncDir(p); err != nil && !errors.Is(err, fs.ErrPermission) {
 			return err
 		}
