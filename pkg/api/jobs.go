@@ -261,7 +261,7 @@ type LetterGroup struct {
 	HourAgo  int            `json:"hour_before"` // letters that failed in the hour before that
 }
 
-// LetterTop groups the dead letters of a filter by how they failed, the most frequent group first.
+// LetterTop groups the dead letters that a filter selects by how they failed, the largest group first.
 // It also has totals.
 type LetterTop struct {
 	Groups   []LetterGroup  `json:"groups"`

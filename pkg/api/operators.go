@@ -250,7 +250,7 @@ type Rates struct {
 	Processes []ProcessRates `json:"processes,omitempty"`
 }
 
-// Rate contains numbers of outcomes per second, of receivers or of triggers.
+// Rate contains counts per second: of the receivers of a channel, or of triggers.
 type Rate struct {
 	What     string  `json:"what"`     // push, sms, email, trigger
 	Accepted float64 `json:"accepted"` // made durable
