@@ -44,8 +44,8 @@ type options struct {
 
 const (
 	agents = 3
-	// runFor is how long a run sends load. After the duration middle, the agent is killed or the
-	// grant is revoked.
+	// runFor is how long a run sends load. middle is the time from the first progress of a run
+	// until its agent is killed or its grant is revoked.
 	runFor = 20 * time.Second
 	middle = 8 * time.Second
 )

@@ -61,8 +61,8 @@ type Process struct {
 // the process.
 type Starter func(*exec.Cmd) error
 
-// NewFleet migrates the servers, and starts the simulators and the first process. The caller must
-// call End, also after an error.
+// NewFleet creates the topics and tables on the servers (see Migrate), and starts the simulators and
+// the first process. The caller must call End, also after an error.
 func NewFleet(ctx context.Context, cfg FleetConfig) (*Fleet, error) {
 	f := &Fleet{cfg: cfg}
 	if err := os.WriteFile(f.Engines(), []byte(cfg.Engines), 0o600); err != nil {

@@ -105,7 +105,7 @@ func (v *Victim) loadLater(issue context.Context, rate float64, seed uint64, int
 	return g.Wait()
 }
 
-// sizeOf returns the number of pushes or triggers in the unit of work n. Of five units, one is a
+// sizeOf returns the number of pushes or triggers in unit of work number n. Of five units, one is a
 // scheduled push, one is a trigger, and three are batches of triggers.
 func sizeOf(n int, rate float64) int {
 	if n%5 < 2 {

@@ -19,7 +19,7 @@ type LaterResult struct {
 	Nonterminal         int64 // triggers and pushes that have not ended, or that the server has lost
 	Lost                int64 // their state is fired, delivered or sent, but the ledgers have no call
 	Early               int64 // triggers and pushes whose first call was before their due time
-	CancelledFired      int64 // called or sent after a final cancel, or cancelled after a refused cancel
+	CancelledFired      int64 // called or sent after a final cancel, or (only triggers) cancelled after a refused cancel
 	Duplicates          int64 // calls of a trigger after the first call that the receiver accepted
 	Bound               int64 // allowed number of duplicates: all claims of triggers, without the first claim of each
 	Unclaimed           int64 // triggers with more calls than claims

@@ -41,7 +41,8 @@ func (s *Servers) Flags() {
 func (s *Servers) InSync() int { return s.Nodes/2 + 1 }
 
 // YAML returns notifyd's configuration for these servers. The parameter appends is the timeout of
-// an append to the log, and cassandra is the timeout of Cassandra. 0 means the default of notifyd.
+// an append to the log. The parameter cassandra is the timeout of a request to Cassandra. 0 means
+// the default of notifyd.
 func (s *Servers) YAML(appends, cassandra time.Duration) string {
 	list := func(addresses string) string { return `"` + strings.ReplaceAll(addresses, ",", `", "`) + `"` }
 	limit := func(key string, d time.Duration) string {
