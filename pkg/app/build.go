@@ -54,7 +54,9 @@ func (n builder) build() error {
 		return err
 	}
 	n.solo = worker.NewSolo()
-	lanes := 1 // lanes of the committer; one is enough if all waiting writes share the next fsync
+	// The committer makes this number of writes at the same time. With embedded engines one is enough,
+	// because all waiting rows share the next fsync.
+	lanes := 1
 	if cfg.Engines == EnginesDistributed {
 		lanes = 3
 	}

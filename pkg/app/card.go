@@ -137,7 +137,7 @@ func (n cardWriter) worstProviders(ctx context.Context) string {
 	cards, worst := n.cards.All(ctx), 0
 	for i := range cards {
 		if unread := cards[i].State == api.ProcessUnknown; unread && len(cards) > 2 {
-			continue // the list also has the cards that were read last
+			continue // the list still has the cards of the last successful read
 		}
 		mode := slices.Index(api.ProviderModes, cards[i].Providers)
 		if mode < 0 && cards[i].Providers != api.ProvidersNone {

@@ -24,7 +24,7 @@ import (
 
 // Config is the configuration of a notifyd process. The tags of a field define a value: its key, its
 // default, its range (see pkg/setting) and its documentation. `notifyd config example` prints the
-// documentation. Rules about several values are in validate.
+// documentation. The method validate checks the rules that concern several values.
 type Config struct {
 	// Version is the version of the program. The command sets it. It cannot be configured.
 	Version string `koanf:"-"`

@@ -76,8 +76,8 @@ func (n opener) openEmbedded(ctx context.Context) error {
 		}
 	}
 	n.progress("opening the history")
-	// The history is opened before the log, because its sealed offsets show which records the log must
-	// hold.
+	// The history is opened before the log, because the log needs the offsets below which the history
+	// has sealed all records: if a partition of the log ends below its offset, records were lost.
 	var archived func() map[history.Part]int64
 	if cfg.Archive.Dir != "" {
 		archived = func() map[history.Part]int64 { // called only while the process runs; n.archive is set before that

@@ -43,7 +43,7 @@ const (
 )
 
 // buildLater builds n.later. With embedded engines one process owns every shard. So it needs no lease
-// and no queue of near timers.
+// and no queue of near timers (see nearQueue).
 func (n builder) buildLater() error {
 	cfg := &n.cfg
 	l := &n.later

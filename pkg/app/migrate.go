@@ -258,8 +258,9 @@ func checkTopicPrefix(ctx context.Context, meta engine.Meta, cfg *Config) error 
 }
 
 // metaRows returns the state of two rows that all processes share: the id of the installation and
-// the number of timer shards. If to is engine.Up, it first writes these rows and the row of the
-// topic prefix if they are missing, and raises the number of timer shards to the configured number.
+// the number of timer shards. If the parameter to is engine.Up, metaRows first writes these rows and
+// the row of the topic prefix if they are missing, and raises the number of timer shards to the
+// configured number.
 func metaRows(ctx context.Context, meta engine.Meta, cfg *Config, to engine.Direction, now time.Time) (out []Migration, err error) {
 	id, err := meta.GetMeta(ctx, storeIDMeta)
 	if err == nil && len(id) == 0 && to == engine.Up {

@@ -162,7 +162,9 @@ func (n runner) middleParts(do cluster.Tasks) parts {
 	drainer := &intake.Drainer{Spill: n.st.spill, Log: n.producer, Logger: n.log}
 	if n.embedded != nil {
 		ps["spill drainer"] = drainer.Run
-		ps["timers"] = n.later.timers.Run // also with RoleAPI, because the timer engine owns the minutes of new timers
+		// Also with RoleAPI the timer engine runs: intake stores new timers, and only the timer engine
+		// knows which minutes of a shard are closed.
+		ps["timers"] = n.later.timers.Run
 	} else if do.API && n.st.spill != nil {
 		ps["spill drainer"] = n.exclusive("spill-drainer", drainer.Run)
 	}
