@@ -105,7 +105,7 @@ type Archiver struct {
 	lastErr error // error of the last run; nil if it succeeded
 }
 
-// archiveState is the content of the row: the progress of the archive.
+// archiveState is the progress of the archive. It is stored as the row metaKey of engine.Meta.
 type archiveState struct {
 	Files   uint64            `json:"files"`   // number of the last file
 	Letters map[string]uint64 `json:"letters"` // by caller: sequence number of the last archived dead letter
@@ -264,7 +264,8 @@ func (a *Archiver) Once(ctx context.Context) (err error) {
 		a.rowUnsure = false
 	}
 	if p := a.st.Pending; p != nil {
-		// Compare the file only once, and not again at each try while the bucket is unreachable.
+		// Compare the file with the row only once, and not again at each try while the bucket is
+		// unreachable.
 		if p.Manifest.SHA256 != a.lastSum {
 			if err := dropOtherVersions(a.cfg.Dir, &p.Manifest); err != nil {
 				return err
