@@ -139,8 +139,9 @@ func totalWeight(ts []engine.Timer) (n int64) {
 
 // countMissing counts receivers of a schedule that are neither in its timers nor in the log.
 // Normally it counts them as lost. If Config.Apart is set and the schedule was made before this
-// process started and was never moved, it lists the schedule as unanswered instead: a crash
-// between the two writes lost the timers, and the caller got no answer.
+// process started and was never moved, it lists the schedule as unanswered instead: a crash between
+// the write of the schedule and the write of its timers lost the timers, and the caller got no
+// answer.
 func (r *run) countMissing(v *schedule.View, missing int64) {
 	id := notify.ID{Base: v.Base}.String()
 	if missing == 0 {
