@@ -247,7 +247,8 @@ func (d *doctor) lookAtProcesses(cards []cluster.Card) {
 	}
 }
 
-// lacksRole reports whether one of the roles is in none of the processes that answer.
+// lacksRole reports whether at least one of the given roles is missing: no process that answers has
+// it.
 func lacksRole(cards []cluster.Card, roles []string) bool {
 	want, err := cluster.ParseRoles(roles)
 	var have []string

@@ -198,8 +198,8 @@ func (c *Config) lane(l notify.Lane) Lane {
 	return c.Workers.Email
 }
 
-// Settings returns the figures that limit how much work a process does. It does not read the file of
-// accounts.
+// Settings returns the figures that limit how much work a process does. It does not read
+// providers.twilio.accounts_file, so it does not count the accounts in that file.
 func (c *Config) Settings() api.ProcessSettings {
 	s := api.ProcessSettings{TimerShards: c.Timers.Shards, CatchUpRate: c.Timers.CatchUpRate, CallerRate: c.API.Rate}
 	for _, ch := range notify.Channels {

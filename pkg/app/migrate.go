@@ -218,7 +218,7 @@ func withMeta(ctx context.Context, cfg *Config, direction engine.Direction, logg
 	return fn(s.Meta(), time.Now().Add(ahead))
 }
 
-// migrateMeta calls metaRows with the rows of the servers.
+// migrateMeta opens the table of engine.Meta and calls metaRows with it.
 func migrateMeta(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger) ([]Migration, error) {
 	return withMeta(ctx, cfg, to, logger, []string{storeIDMeta, shardsMeta}, func(meta engine.Meta, now time.Time) ([]Migration, error) {
 		return metaRows(ctx, meta, cfg, to, now)
