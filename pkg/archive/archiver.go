@@ -84,7 +84,7 @@ type History interface {
 	Settled(ctx context.Context, cutoff int64) (map[history.Part]int64, error)
 	// Range reads all partitions of the map ends and calls fn with the envelope of each record. It
 	// begins at the offset starts[partition], or at the first record if starts has no such entry.
-	// It ends before the offset ends[partition]. fn may use the envelopes until Range returns.
+	// It ends before the offset ends[partition]. The envelopes stay valid after Range has returned.
 	Range(ctx context.Context, starts, ends map[history.Part]int64, fn func(env *notify.Envelope) error) (damaged int, err error)
 }
 
@@ -359,7 +359,7 @@ func (a *Archiver) archiveOutcomes(ctx context.Context, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	for p, at := range from { // after a merge of segments, archived records may seem younger
+	for p, at := range from { // after a merge of segments, Settled may return a lower offset than before
 		to[p] = max(to[p], at)
 	}
 	return a.writeFile(ctx, Outcomes, now, func(add func(any) error) (*pendingFile, int, error) {
