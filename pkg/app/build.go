@@ -169,8 +169,8 @@ func (n builder) addGroup(c log.GroupConfig, h log.Handler) error {
 	return nil
 }
 
-// preferences combines what workers need: the snapshot, which reads profiles, and the service, which
-// suppresses addresses and returns the age of the snapshot.
+// preferences combines two types that workers need: the Snapshot finds profiles in memory, and the
+// Service suppresses addresses and returns the age of the Snapshot.
 type preferences struct {
 	*users.Snapshot
 	*users.Service

@@ -29,7 +29,7 @@ type stores struct {
 	cancels   users.CancelStore
 	campaigns *store.Campaigns
 	idem      request.Idem
-	exclusive bool // true: no other process can have the store idem open
+	exclusive bool // true: no other process can have the store in the field idem open
 	// spill is nil if there is no spill buffer. While the log is unavailable, otp and alert are then
 	// refused like all other notifications.
 	spill     intake.Spill
