@@ -129,7 +129,7 @@ func (n opener) openEmbedded(ctx context.Context) error {
 // useEmbedded sets the fields of n.st to the embedded engines.
 func (n opener) useEmbedded() {
 	store, broker, kept := n.embedded.store, n.embedded.broker, n.embedded.history
-	n.owner = broker.StoreID() // a unique name, because only one process can hold the lock of the store
+	n.owner = broker.StoreID() // unique, because only one process can hold the lock of the data folder
 	spread := map[string]notify.Spread{}
 	for _, t := range notify.FirstTopics() {
 		spread[t] = notify.SpreadOver(broker.Partitions(t))
