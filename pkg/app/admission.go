@@ -14,7 +14,7 @@ import (
 // overload begins and when it ends.
 func newAdmission(n *Node) *limit.Admission {
 	cfg := limit.AdmissionConfig{Processors: runtime.GOMAXPROCS(0), MaxWait: n.cfg.Intake.BulkWait}
-	if n.servers != nil { // the target is far below the timeout of an append
+	if n.servers != nil { // bulk appends must end long before they reach the timeout of an append
 		cfg.AppendTarget = n.cfg.Kafka.AppendTimeout / 4
 	}
 	cfg.Changed = func(o limit.Overload) {

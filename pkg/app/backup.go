@@ -25,7 +25,7 @@ const stagingName = "backup.staging"
 // that has left the store is a record of the copied log. A record that was already trimmed is in
 // the copied history. Work that moved from the store to the log during the backup may be in the
 // copy twice: as a timer, and as the record that the timer became. After a restore it is still sent
-// only once, because the first of the two makes a claim.
+// only once, because whichever of the two is processed first writes a claim.
 func (n *Node) Backup(context.Context) (_ *Snapshot, err error) {
 	if n.embedded == nil {
 		return nil, &notify.Error{Kind: notify.KindUnavailable, Code: "backup_of_servers", Msg: "the engines are servers: take snapshots of Cassandra and PostgreSQL with their own tools; after a restore, notifyd restore-servers prepares them for the first start"}

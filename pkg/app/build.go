@@ -54,7 +54,9 @@ func (n builder) build() error {
 		return err
 	}
 	n.solo = worker.NewSolo()
-	lanes := 1 // lanes of the committer; one is enough if all waiting writes share the next fsync
+	// The committer makes this number of writes at the same time. With embedded engines one is enough,
+	// because all waiting rows share the next fsync.
+	lanes := 1
 	if cfg.Engines == EnginesDistributed {
 		lanes = 3
 	}
@@ -167,8 +169,8 @@ func (n builder) addGroup(c log.GroupConfig, h log.Handler) error {
 	return nil
 }
 
-// preferences combines what workers need: the snapshot, which reads profiles, and the service, which
-// suppresses addresses and returns the age of the snapshot.
+// preferences combines two types that workers need: the Snapshot finds profiles in memory, and the
+// Service suppresses addresses and returns the age of the Snapshot.
 type preferences struct {
 	*users.Snapshot
 	*users.Service

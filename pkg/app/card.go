@@ -137,7 +137,7 @@ func (n cardWriter) worstProviders(ctx context.Context) string {
 	cards, worst := n.cards.All(ctx), 0
 	for i := range cards {
 		if unread := cards[i].State == api.ProcessUnknown; unread && len(cards) > 2 {
-			continue // the list also has the cards that were read last
+			continue // the list still has the cards of the last successful read
 		}
 		mode := slices.Index(api.ProviderModes, cards[i].Providers)
 		if mode < 0 && cards[i].Providers != api.ProvidersNone {
@@ -247,7 +247,8 @@ func (d *doctor) lookAtProcesses(cards []cluster.Card) {
 	}
 }
 
-// lacksRole reports whether one of the roles is in none of the processes that answer.
+// lacksRole reports whether at least one of the given roles is missing: no process that answers has
+// it.
 func lacksRole(cards []cluster.Card, roles []string) bool {
 	want, err := cluster.ParseRoles(roles)
 	var have []string

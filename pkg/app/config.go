@@ -24,7 +24,7 @@ import (
 
 // Config is the configuration of a notifyd process. The tags of a field define a value: its key, its
 // default, its range (see pkg/setting) and its documentation. `notifyd config example` prints the
-// documentation. Rules about several values are in validate.
+// documentation. The method validate checks the rules that concern several values.
 type Config struct {
 	// Version is the version of the program. The command sets it. It cannot be configured.
 	Version string `koanf:"-"`
@@ -198,8 +198,8 @@ func (c *Config) lane(l notify.Lane) Lane {
 	return c.Workers.Email
 }
 
-// Settings returns the figures that limit how much work a process does. It does not read the file of
-// accounts.
+// Settings returns the figures that limit how much work a process does. It does not read
+// providers.twilio.accounts_file, so it does not count the accounts in that file.
 func (c *Config) Settings() api.ProcessSettings {
 	s := api.ProcessSettings{TimerShards: c.Timers.Shards, CatchUpRate: c.Timers.CatchUpRate, CallerRate: c.API.Rate}
 	for _, ch := range notify.Channels {

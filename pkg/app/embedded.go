@@ -76,8 +76,8 @@ func (n opener) openEmbedded(ctx context.Context) error {
 		}
 	}
 	n.progress("opening the history")
-	// The history is opened before the log, because its sealed offsets show which records the log must
-	// hold.
+	// The history is opened before the log, because the log needs the offsets below which the history
+	// has sealed all records: if a partition of the log ends below its offset, records were lost.
 	var archived func() map[history.Part]int64
 	if cfg.Archive.Dir != "" {
 		archived = func() map[history.Part]int64 { // called only while the process runs; n.archive is set before that
@@ -129,7 +129,7 @@ func (n opener) openEmbedded(ctx context.Context) error {
 // useEmbedded sets the fields of n.st to the embedded engines.
 func (n opener) useEmbedded() {
 	store, broker, kept := n.embedded.store, n.embedded.broker, n.embedded.history
-	n.owner = broker.StoreID() // only one process can hold the lock, so the store's id is unique
+	n.owner = broker.StoreID() // unique, because only one process can hold the lock of the data folder
 	spread := map[string]notify.Spread{}
 	for _, t := range notify.FirstTopics() {
 		spread[t] = notify.SpreadOver(broker.Partitions(t))

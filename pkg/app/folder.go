@@ -108,8 +108,8 @@ func Locked(err error) bool {
 func MakeDataDir(dir string) error {
 	err := atomicfile.MkdirAll(dir) // durable, because without the folder's name everything in the folder would be lost
 	if err == nil {
-		// A volume may belong to another user, for example with fsGroup of Kubernetes. The folders that
-		// are made inside have mode 0700 anyway.
+		// Continue if the mode cannot be changed: a volume may belong to another user, for example with
+		// fsGroup of Kubernetes. The folders that are made inside have mode 0700 anyway.
 		if err = os.Chmod(dir, 0o700); errors.Is(err, os.ErrPermission) {
 			err = nil
 		}

@@ -31,7 +31,7 @@ type later struct {
 	mender     trigger.Mender
 	census     *trigger.Census
 	queue      engine.Queue
-	teller     *outcomehook.Teller // notifies callers of failures, by triggers
+	teller     *outcomehook.Teller // notifies callers of failures, with triggers that call their outcomes URLs
 }
 
 // triggerQueue is the name of the delay queue of triggers. A message that was received
@@ -43,7 +43,7 @@ const (
 )
 
 // buildLater builds n.later. With embedded engines one process owns every shard. So it needs no lease
-// and no queue of near timers.
+// and no queue of near timers (see nearQueue).
 func (n builder) buildLater() error {
 	cfg := &n.cfg
 	l := &n.later
@@ -195,7 +195,7 @@ func cancelledTimers(producer *log.Producer) func(context.Context, []engine.Time
 	}
 }
 
-// parker stores the index rows of triggers as timers.
+// parker stores the timers of triggers, which package trigger calls index rows.
 type parker struct{ timers *timer.Engine }
 
 func (p parker) Put(ctx context.Context, ts []engine.Timer) error { return p.timers.Park(ctx, ts) }

@@ -218,7 +218,7 @@ func withMeta(ctx context.Context, cfg *Config, direction engine.Direction, logg
 	return fn(s.Meta(), time.Now().Add(ahead))
 }
 
-// migrateMeta calls metaRows with the rows of the servers.
+// migrateMeta opens the table of engine.Meta and calls metaRows with it.
 func migrateMeta(ctx context.Context, cfg *Config, to engine.Direction, logger *slog.Logger) ([]Migration, error) {
 	return withMeta(ctx, cfg, to, logger, []string{storeIDMeta, shardsMeta}, func(meta engine.Meta, now time.Time) ([]Migration, error) {
 		return metaRows(ctx, meta, cfg, to, now)
@@ -258,8 +258,9 @@ func checkTopicPrefix(ctx context.Context, meta engine.Meta, cfg *Config) error 
 }
 
 // metaRows returns the state of two rows that all processes share: the id of the installation and
-// the number of timer shards. If to is engine.Up, it first writes these rows and the row of the
-// topic prefix if they are missing, and raises the number of timer shards to the configured number.
+// the number of timer shards. If the parameter to is engine.Up, metaRows first writes these rows and
+// the row of the topic prefix if they are missing, and raises the number of timer shards to the
+// configured number.
 func metaRows(ctx context.Context, meta engine.Meta, cfg *Config, to engine.Direction, now time.Time) (out []Migration, err error) {
 	id, err := meta.GetMeta(ctx, storeIDMeta)
 	if err == nil && len(id) == 0 && to == engine.Up {

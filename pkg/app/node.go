@@ -1,9 +1,10 @@
-// Package app turns a configuration into a running process. It opens the engines, builds the stages
-// that use them, runs the stages and stops them in order. It is the only package that knows more than
-// one engine, and the only package that connects stages with each other.
+// Package app turns a configuration into a running process. It opens the engines and builds the stages
+// that use them, such as the intake, the timer engine, the dispatcher and the workers. It runs the
+// stages and stops them in order. It is the only package that knows more than one engine, and the only
+// package that connects stages with each other.
 //
 // Load reads the configuration (load.go, validate.go). New opens the engines (open.go; embedded.go, or
-// distributed.go and openservers.go), which set the fields of stores. Then New builds the stages
+// distributed.go and openservers.go) and sets the fields of Node.st to them. Then New builds the stages
 // (build.go, later.go, serve.go). Run runs the stages in three rings and stops the rings from the
 // outside to the inside (run.go). Migrate, Backup and RestoreCluster are for operators.
 //

@@ -26,7 +26,7 @@ import (
 func partitionsMeta(ch notify.Channel) string { return "log_partitions_" + ch.String() }
 
 // partitionsEvery is the time between two reads of the rows. When the number of partitions is
-// raised, the clocks of two processes may differ by partitionsSettle. A new partition waits for
+// raised, the clocks of two processes may differ by at most partitionsSettle. A new partition waits for
 // this time and for the longest append. If the clocks differ by more, the notifications of a user
 // may be delivered in the wrong order.
 const (
@@ -98,7 +98,7 @@ func (s spreads) ofTopics() map[string]*cluster.Spread {
 	return out
 }
 
-// usePartitions makes the stages use the numbers in s.
+// usePartitions makes the stages use the numbers of partitions in s.
 func usePartitions(n *Node, s spreads) {
 	of := s.ofTopics()
 	n.servers.partitions = s

@@ -192,7 +192,8 @@ func SimulatedProviders(simDir, dir string, u simulator.URLs, c simulator.Creden
 	}, nil
 }
 
-// seed stores profiles for this number of users.
+// seed stores the profiles of the users u00000000, u00000001 and so on. The parameter users is their
+// number.
 func (p *Pipeline) seed(ctx context.Context, users int) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(4)

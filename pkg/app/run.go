@@ -52,10 +52,10 @@ func (n *Node) RunAs(ctx context.Context, roles ...string) error {
 	if err != nil {
 		return errors.Join(err, n.Close())
 	}
-	// The loads must finish before any call to a provider, because opt-outs and cancellations from
-	// before this start must be respected. They must also finish before the parts that follow changes
-	// start. Otherwise these parts would load millions of profiles a second time, and until then the
-	// snapshot would be too old for bulk lanes.
+	// The preferences, the cancellations and the callers must be loaded before any call to a provider,
+	// because opt-outs and cancellations from before this start must be respected. They must also be
+	// loaded before the parts start that follow their changes. Otherwise these parts would load
+	// millions of profiles a second time, and until then the snapshot would be too old for bulk lanes.
 	loads := map[string]func(context.Context) error{"preferences": n.prefs.Load, "cancels": n.cancels.Follow, "callers": n.outcomeCallers.Load}
 	if n.embedded == nil && len(tasks.Lanes) == 0 {
 		loads = map[string]func(context.Context) error{"callers": n.outcomeCallers.Load} // this process calls no provider
@@ -162,7 +162,9 @@ func (n runner) middleParts(do cluster.Tasks) parts {
 	drainer := &intake.Drainer{Spill: n.st.spill, Log: n.producer, Logger: n.log}
 	if n.embedded != nil {
 		ps["spill drainer"] = drainer.Run
-		ps["timers"] = n.later.timers.Run // also with RoleAPI, because the timer engine owns the minutes of new timers
+		// Also with RoleAPI the timer engine runs: intake stores new timers, and only the timer engine
+		// knows which minutes of a shard are closed.
+		ps["timers"] = n.later.timers.Run
 	} else if do.API && n.st.spill != nil {
 		ps["spill drainer"] = n.exclusive("spill-drainer", drainer.Run)
 	}

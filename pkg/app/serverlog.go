@@ -10,7 +10,7 @@ import (
 )
 
 // patientLog is the log that intake uses if the log is Kafka. If an append has failed because no
-// broker answers, and the probe confirms this, the next appends fail at once. So notifyd refuses a
+// broker answers, and log.Probe confirms this, the next appends fail at once. So notifyd refuses a
 // request, or puts it into the spill buffer, within a millisecond instead of a second.
 type patientLog struct {
 	intake.Log

@@ -96,7 +96,7 @@ func checkSecret(key, file string) error {
 }
 
 // exposedSecrets returns a problem for each secret that is in a configuration file or on the
-// command line, if other users could read it there.
+// command line, because other users may be able to read it there.
 func exposedSecrets(l *Loaded) (problems []problem) {
 	for key, f := range flatten(l.Config) {
 		from := l.Origin[key]

@@ -29,7 +29,7 @@ type stores struct {
 	cancels   users.CancelStore
 	campaigns *store.Campaigns
 	idem      request.Idem
-	exclusive bool // true: no other process can have the store idem open
+	exclusive bool // true: no other process can have the store in the field idem open
 	// spill is nil if there is no spill buffer. While the log is unavailable, otp and alert are then
 	// refused like all other notifications.
 	spill     intake.Spill
@@ -62,8 +62,9 @@ type stores struct {
 	firstCopy  func(ctx context.Context, c notify.Chunk, d uint64) (engine.Found, error) // returns, from the history, a copy of the chunk c whose receivers have the digest d
 }
 
-// nearQueue is the queue of near timers. It is used if several processes write timers. The owner of
-// a shard reads from this queue the timers that its scan may have missed.
+// nearQueue is the queue of near timers: timers that were due very soon when they were stored. It is
+// used if several processes write timers. The owner of a shard reads from this queue the timers that
+// its scan may have missed.
 const (
 	nearQueue    = "near-timers"
 	nearReceives = 100 // a message that is received this often becomes dead; the owner of the shard then releases the timer from its row

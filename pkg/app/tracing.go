@@ -103,7 +103,7 @@ func traceLater(t *trace.Tracer, to intake.Later) intake.Later {
 	return tracedLater{to, t}
 }
 
-// tracedRows makes one span for each write of the index rows of triggers.
+// tracedRows makes one span for each write of the timers (index rows) of triggers.
 type tracedRows struct {
 	trigger.Later
 	tracer *trace.Tracer

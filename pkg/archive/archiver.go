@@ -84,7 +84,7 @@ type History interface {
 	Settled(ctx context.Context, cutoff int64) (map[history.Part]int64, error)
 	// Range reads all partitions of the map ends and calls fn with the envelope of each record. It
 	// begins at the offset starts[partition], or at the first record if starts has no such entry.
-	// It ends before the offset ends[partition]. fn may use the envelopes until Range returns.
+	// It ends before the offset ends[partition]. The envelopes stay valid after Range has returned.
 	Range(ctx context.Context, starts, ends map[history.Part]int64, fn func(env *notify.Envelope) error) (damaged int, err error)
 }
 
@@ -105,7 +105,7 @@ type Archiver struct {
 	lastErr error // error of the last run; nil if it succeeded
 }
 
-// archiveState is the content of the row: the progress of the archive.
+// archiveState is the progress of the archive. It is stored as the row metaKey of engine.Meta.
 type archiveState struct {
 	Files   uint64            `json:"files"`   // number of the last file
 	Letters map[string]uint64 `json:"letters"` // by caller: sequence number of the last archived dead letter
@@ -264,7 +264,8 @@ func (a *Archiver) Once(ctx context.Context) (err error) {
 		a.rowUnsure = false
 	}
 	if p := a.st.Pending; p != nil {
-		// Compare the file only once, and not again at each try while the bucket is unreachable.
+		// Compare the file with the row only once, and not again at each try while the bucket is
+		// unreachable.
 		if p.Manifest.SHA256 != a.lastSum {
 			if err := dropOtherVersions(a.cfg.Dir, &p.Manifest); err != nil {
 				return err
@@ -358,7 +359,7 @@ func (a *Archiver) archiveOutcomes(ctx context.Context, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	for p, at := range from { // after a merge of segments, archived records may seem younger
+	for p, at := range from { // after a merge of segments, Settled may return a lower offset than before
 		to[p] = max(to[p], at)
 	}
 	return a.writeFile(ctx, Outcomes, now, func(add func(any) error) (*pendingFile, int, error) {

@@ -54,7 +54,7 @@ func (p *soloPart) callLease(ctx context.Context, method func(ctx context.Contex
 }
 
 // runWhileHeld runs the part until ctx ends, the part ends, or the lease is lost. If no renewal
-// succeeds, runWhileHeld treats the lease as lost at the time aloneRenew before the lease expires.
+// succeeds, runWhileHeld treats the lease as lost before it expires: when aloneRenew is left.
 func (p *soloPart) runWhileHeld(ctx context.Context) error {
 	held, lost := context.WithCancel(ctx)
 	defer lost()

@@ -23,8 +23,8 @@ const (
 
 	maxGrantFor = 24 * time.Hour
 	keepGrant   = 7 * 24 * time.Hour // how long a grant is kept after it has expired
-	maxGrants   = 200                // active and pending grants at a time
-	listGrants  = 500                // grants in the stored row, including ended grants; every process decodes the row
+	maxGrants   = 200                // largest number of active and pending grants at a time
+	listGrants  = 500                // largest number of stored grants, with ended ones; every process decodes all
 )
 
 // Grants contains the load grants of the cluster. Grants are stored, so every process learns when

@@ -54,8 +54,9 @@ func OpenSpread(ctx context.Context, meta engine.Meta, name string, initial int,
 
 // MadeBefore sets a function that counts the existing parts, such as the partitions of a topic. Use
 // it only for parts that are created before their new number is stored. If Follow cannot read the
-// stored number, it calls this function. If there are no more parts than the last number that was
-// read, Follow keeps that number and returns nil. Call MadeBefore before the Spread is used.
+// stored number, it calls this function. If the function counts at most as many parts as the last
+// number that was read, the stored number has not changed. So Follow keeps the last number and
+// returns nil. Call MadeBefore before the Spread is used.
 func (s *Spread) MadeBefore(parts func(ctx context.Context) (int, error)) { s.countMade = parts }
 
 // Follow reads the stored number.

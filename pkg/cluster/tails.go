@@ -126,8 +126,9 @@ func (t *Tails) signalChange() {
 	}
 }
 
-// ownWishes returns the wishes of this process: one for each of its open tails, by name. It
-// returns no wishes until the number of processes with workers is known.
+// ownWishes returns the wishes of this process by name: one for each of its open tails. If more tails
+// are open than the other processes answer (see answeredWishes), it omits the newest of them and marks
+// them as crowded. It returns no wishes until the number of processes with workers is known.
 func (t *Tails) ownWishes() map[string]tailWish {
 	if t == nil {
 		return nil

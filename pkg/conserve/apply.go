@@ -142,8 +142,8 @@ func repairRecordFor(ctx context.Context, a *Auditor, id notify.ID) (repairRecor
 	return out, true, nil
 }
 
-// appendRecords appends the records in list. Before that, it stores rows that claim the receivers
-// in the map claims for these records.
+// appendRecords appends the records in list. Before that, it stores rows with claims for them. The
+// map claims contains, by record, the receivers that these rows must claim.
 func appendRecords(ctx context.Context, a *Auditor, list []repairRecord, claims map[repairRecord][]notify.ID, made int64) error {
 	rowsToPut := map[notify.RowKey]notify.Row{}
 	recs := make([]log.Record, 0, len(list))

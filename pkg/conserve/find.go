@@ -14,8 +14,8 @@ import (
 // triggerSource finds errors of triggers, and repairs them.
 type triggerSource interface {
 	findDrift(ctx context.Context, rep *Report) error
-	// mendFindings checks each finding again, and repairs it only if its row has not changed since
-	// it was found. It returns true for each finding that it repaired.
+	// mendFindings checks each finding again, and repairs it only if the row of the trigger has not
+	// changed since the finding was made. It returns true for each finding that it repaired.
 	mendFindings(ctx context.Context, fs []Finding) ([]bool, error)
 }
 

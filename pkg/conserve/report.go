@@ -68,9 +68,10 @@ var repairs = map[string]map[string]bool{
 	KindNotification: {Stuck: true, ClaimExpired: true, RecordAlone: true},
 }
 
-// Finding describes one trigger or notification that is neither terminal nor pending. For a trigger
-// it has the fields of its row. For a notification it has the time of its latest outcome row, and a
-// text that says what is wrong.
+// Finding describes one thing that is wrong: usually a trigger or notification that is neither
+// terminal nor pending, but also a timer (Orphan, Unreadable), a minute of a shard (OpenBucket) or a
+// request (StatusAlone). For a trigger it has the fields of its row. For a notification it has the
+// time of its latest outcome row, and a text that says what is wrong.
 type Finding = api.ReconcileFinding
 
 // Report lists findings at one moment. Its digest shows whether the report was changed.

@@ -24,7 +24,8 @@ type ledgerKey struct {
 	hour            int64 // beginning of the hour, ms since 1970
 }
 
-// otherCallers is the caller of the group for all callers after the first Config.MaxGroups groups.
+// otherCallers stands for the caller in the groups that an audit opens after the first
+// Config.MaxGroups groups. Each of them adds up all further callers of one channel and hour.
 const otherCallers = "(others)"
 
 const hour = int64(time.Hour / time.Millisecond)

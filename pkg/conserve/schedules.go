@@ -139,8 +139,9 @@ func totalWeight(ts []engine.Timer) (n int64) {
 
 // countMissing counts receivers of a schedule that are neither in its timers nor in the log.
 // Normally it counts them as lost. If Config.Apart is set and the schedule was made before this
-// process started and was never moved, it lists the schedule as unanswered instead: a crash
-// between the two writes lost the timers, and the caller got no answer.
+// process started and was never moved, it lists the schedule as unanswered instead: a crash between
+// the write of the schedule and the write of its timers lost the timers, and the caller got no
+// answer.
 func (r *run) countMissing(v *schedule.View, missing int64) {
 	id := notify.ID{Base: v.Base}.String()
 	if missing == 0 {
@@ -211,9 +212,9 @@ type pendingEnvelope struct {
 	indexes  map[uint32]bool // request indexes of the suspects in it
 }
 
-// answeredBy returns true if the receiver's rows have already answered the envelope, so that the
-// envelope is no evidence. A copy in the log after the answered record is still evidence: the
-// worker that reads it sends the remaining work of the row again.
+// answeredBy reports whether the envelope is no evidence, because the receiver's rows already contain
+// its outcome. It returns false for a copy in the log after the record that gave the outcome: the
+// worker that reads this copy writes the retries and deferrals of the row again.
 func (l *pendingEnvelope) answeredBy(st *whereabouts) bool {
 	by, ok := st.answeredAt[l.key]
 	return ok && (l.where != inLog || l.position.tp != by.tp || l.position.offset <= by.offset)

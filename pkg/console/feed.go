@@ -24,9 +24,9 @@ const (
 	feeds // number of feeds
 )
 
-// pollInterval contains the time between two requests of a feed. seen applies while the feed is
-// visible, and is at least a second. hidden applies while the feed is not visible; 0 means that the
-// feed is then not requested. Hidden feeds are requested only for the counts in the tab line.
+// pollInterval contains the time between two requests of a feed. The field seen applies while the feed
+// is visible, and is at least a second. The field hidden applies while the feed is not visible; if it
+// is 0, the feed is then not requested. Hidden feeds are requested only for the counts in the tab line.
 var pollInterval = [feeds]struct{ seen, hidden time.Duration }{
 	feedRates:     {time.Second, 0},
 	feedLag:       {time.Second, 0},

@@ -197,9 +197,9 @@ func timeOfMs(v int64) time.Time {
 	return time.UnixMilli(v)
 }
 
-// parseFilter parses "channel:push code:410 since:-2h". Everything after "where:" is the
-// expression. Relative times are computed once, so that the same letters are shown, planned and
-// replayed.
+// parseFilter parses a filter of dead letters, such as "channel:push code:410 since:-2h". The value of
+// "where:" is an expression that may contain spaces, so it extends to the end of the text. Relative
+// times are computed once, so that the same letters are shown, planned and replayed.
 func parseFilter(text string, now time.Time, parse func(string, time.Time) (time.Time, error)) (f api.LetterFilter, err error) {
 	names, words := api.LetterWords(), map[string]string{}
 	for text = strings.TrimSpace(text); text != ""; {

@@ -104,7 +104,7 @@ func (m *Manager) ChangeState(ctx context.Context, id string, c Change, by By) (
 		m.wake()
 		if c == Cancel {
 			if err := m.giveBackAfterRun(ctx, &j); err != nil {
-				return api.Job{}, err // Run removes the marks later
+				return api.Job{}, err // Run calls giveBackMarks again later
 			}
 		}
 		return apiJob(&j)

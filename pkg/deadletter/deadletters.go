@@ -20,7 +20,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// DeadLetterGroup is the consumer group that indexes notifications-failed.
+// DeadLetterGroup is the consumer group that indexes notifications-failed and triggers-dlq.
 const DeadLetterGroup = "dead-letter-index"
 
 // Indexer turns the records of notifications-failed into dead letters. A dead letter is a row of

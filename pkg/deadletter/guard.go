@@ -206,7 +206,8 @@ func (r *runner) checkMissed(prefix string, n int) error {
 	return guardStop{prefix + fmt.Sprintf("%d of %d letters %s (limit %.0f%%)", missed, n, what, limit*100)}
 }
 
-// guardFrom is how many outcomes the guard needs before it may stop the job.
+// guardFrom is how many outcomes checkGuard needs before it may stop the job. awaitCanary may stop
+// the job after fewer outcomes.
 const guardFrom = 20
 
 // checkGuard reads new outcomes, at most once per Poll. It returns a guardStop if too many letters

@@ -122,7 +122,7 @@ const (
 )
 
 const (
-	maxKinds = 200 // different keys of one count; all further keys are counted as "other"
+	maxKinds = 200 // largest number of keys in one map of counts; all further keys are counted as "other"
 	endsSoon = 24 * time.Hour
 )
 

@@ -20,8 +20,8 @@ import (
 // value can refer to its own parts many times (reduce range(40) as $i (1; [., .])). When a step
 // writes or compares such a value, jq expands the value completely, and a deadline cannot interrupt
 // a step. So an expression must not use operations that make values larger. It selects with paths,
-// comparisons and the functions below. Some other operators and functions need more time or return
-// more for larger operands. The functions in wherefuncs.go replace them.
+// comparisons and the functions below. Some of the allowed operators and functions of jq need more
+// time, or return more, for larger operands. The functions in wherefuncs.go replace these.
 const (
 	maxWhere  = 4096
 	maxRegexp = 256 // bytes; a longer one may need many megabytes when compiled

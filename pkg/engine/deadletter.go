@@ -6,10 +6,10 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// DeadLetter is the index row of one notification that is FAILED or UNKNOWN.
-// notify.State.InFailedFeed decides which notifications get an index row. The topic
-// notifications-failed contains the same notifications. Feeds and filters read the index,
-// never the topic.
+// DeadLetter is the index row of one notification that is FAILED or UNKNOWN, or of one
+// trigger that is FAILED. notify.State.InFailedFeed decides which notifications get an
+// index row. The topic notifications-failed contains the same notifications, and the topic
+// triggers-dlq contains the triggers. Feeds and filters read the index, never the topics.
 type DeadLetter struct {
 	ID          notify.ID      `json:"id"`
 	Epoch       uint16         `json:"epoch"`

@@ -87,8 +87,8 @@ type ScheduleHead struct {
 	FireAt int64  // fire time of generation Gen, ms since 1970; 0: Schedule.FireAt is valid
 	At     int64  // when the row was written, ms since 1970
 	// MovedAt is when the schedule was last rescheduled, ms since 1970. It is 0 if the
-	// schedule was never rescheduled, or if a release without this field did the last
-	// reschedule.
+	// schedule was never rescheduled, or if an earlier version of notifyd, which did not have
+	// this field, made the last reschedule.
 	MovedAt int64
 	MovedBy string // the caller of the last reschedule
 	Moves   uint32 // how often the schedule was rescheduled

@@ -25,9 +25,9 @@ const (
 	keyID  = "AKTEST"
 )
 
-// Store accepts objects, whole or in parts. It records requests that are not signed with the key,
-// and bodies that differ from their checksums. The zero value is empty. Store is an http.Handler
-// and is safe for concurrent use.
+// Store accepts objects, whole or in parts. It records requests that are not signed with the access
+// key keyID, and bodies that differ from their checksums. The zero value is empty. Store is an
+// http.Handler and is safe for concurrent use.
 type Store struct {
 	// Fail returns the status with which the Store refuses a request, or 0 to accept the request.
 	// Fail may call the Store's methods. It must be set before the first request. May be nil.
