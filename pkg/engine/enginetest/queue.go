@@ -168,8 +168,8 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 			ds  []engine.Delivery
 			at  time.Duration
 		}
-		// An engine may let only one of the two receivers wait for the time of the message. So the test
-		// is repeated, and each time another receiver leaves.
+		// An engine may let only one of the two receivers wait until the message becomes visible. So
+		// the test runs twice: the first receiver leaves in one run, the second in the other.
 		for leaves := range 2 {
 			start := time.Now()
 			all := make(chan got)
