@@ -9,11 +9,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// Chunks calls fn with each sealed original chunk whose offset is at least starts[partition] (0
-// if the map has no such entry) and whose request was accepted at or after the time since (ms
-// since 1970). A scheduled notification may be appended long after its request was accepted. So
-// if all records of a segment were appended at or after that time, fn also gets the chunks of
-// earlier requests in that segment.
+// Chunks calls fn with each sealed original chunk whose offset is at least starts[partition] (0 if
+// the map has no such entry) and whose request was accepted at or after the time in the parameter
+// since (ms since 1970). A scheduled notification may be appended long after its request was
+// accepted. So if all records of a segment were appended at or after that time, fn also gets the
+// chunks of earlier requests in that segment.
 //
 // Chunks returns the offset up to which each partition is sealed. Later records are only in the
 // log. The Found that fn gets contains no receiver. fn must not keep the Found, but may keep its

@@ -55,9 +55,9 @@
 //	sort at the seal          5.9 ns   on another goroutine than the appender
 //	write                    10-40 ns  higher while the virtual machine uses memory pages for the first time
 //
-// On disk a receiver takes 18.2 bytes, 13.2 of them in the body. A single with a short text takes
-// 134 bytes. In memory a receiver of the tail takes 12 bytes, and a sealed segment takes half a
-// kilobyte.
+// On disk a receiver takes 18.2 bytes, 13.2 of them in the body. A single send with a short text
+// takes 134 bytes. In memory a receiver of the tail takes 12 bytes, and a sealed segment takes half
+// a kilobyte.
 //
 // Lookups in 50M receivers with 10 notifications per user and a warm page cache. Wall time in ms
 // over three runs under the same load: the first column is the mean, the second column is p99. The

@@ -123,9 +123,9 @@ func (s *Store) removeSegments(segs []*segment) error {
 // sizeTier returns the size class of a segment.
 func sizeTier(size int64) int { return (bits.Len64(uint64(size/mergeTier0)) + 2) / 3 }
 
-// pickMerge returns MergeCount segments of one tier, the oldest segments first, or nil. The times
-// of these segments are close to each other, because a merged segment is kept until its youngest
-// record expires.
+// pickMerge returns MergeCount segments of one tier, the oldest segments first, or nil. It selects
+// only segments whose times are close to each other. Otherwise the merged segment, which is kept
+// until its youngest record expires, would keep its old records too long.
 func (s *Store) pickMerge(segs []*segment) []*segment {
 	span := max(s.cfg.Retention/16, 2*time.Duration(s.cfg.MergeCount)*s.cfg.SegmentAge).Milliseconds()
 	tiers := map[int][]*segment{}

@@ -166,9 +166,9 @@ func (h *Remembered) Sync(ctx context.Context, ends map[Part]int64) error {
 
 // Chunks implements conserve.History. An audit reads the log itself and needs the history only
 // for records that the log no longer contains. Chunks calls fn with two kinds of such records:
-//   - records of any age that were removed before their consumer group had read them;
-//   - other removed records whose request was accepted at or after the time since. There are none
-//     if the log still contains all records after that time.
+//   - records of any age that the log removed before their consumer group had read them;
+//   - other removed records whose request was accepted at or after the time in the parameter
+//     since. There are none if the log still contains all records after that time.
 //
 // Chunks returns the offsets at which the audit begins to read the log.
 func (h *Remembered) Chunks(ctx context.Context, from map[Part]int64, since int64, fn func(*engine.Found) error) (map[Part]int64, error) {
@@ -177,8 +177,9 @@ func (h *Remembered) Chunks(ctx context.Context, from map[Part]int64, since int6
 	if err != nil {
 		return nil, err
 	}
-	// A record is appended after its request was accepted, so no record from before the time
-	// since is needed. Begin one minute earlier, because clocks differ a little.
+	// A record is appended after its request was accepted, so no record that was appended before
+	// the time in the parameter since is needed. Begin one minute earlier, because clocks differ a
+	// little.
 	young := starts
 	if at := time.UnixMilli(since).Add(-time.Minute); since > 0 {
 		if young, err = admin.OffsetsSince(ctx, at, notify.FirstTopics()...); err != nil {
@@ -198,7 +199,7 @@ func (h *Remembered) Chunks(ctx context.Context, from map[Part]int64, since int6
 			p := Part(tp)
 			next[p], unread[p] = max(start, young[tp], from[p]), committed[tp]
 			s := OffsetRange{from[p], start}
-			if young[tp] > start { // the log contains all records after the time since: only unread records are missing
+			if young[tp] > start { // the log has all records after the time in since: only unread ones are missing
 				s.From = max(s.From, unread[p])
 			}
 			if s.From < s.Below {

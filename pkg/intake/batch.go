@@ -42,8 +42,8 @@ func (s *Service) Batch(ctx context.Context, m request.Meta, body []byte) (a req
 	}
 	key := engine.IdemKey{Caller: m.Caller, Route: m.Route, Key: m.Key}
 	return s.once.Do(ctx, &m, key, body, func(l request.Basis) (request.Plan, error) {
-		// The categories of the items are not known yet. So batches wait behind fan-outs of otp and
-		// alert.
+		// The categories of the items are not known yet. So every batch waits as transactional, which
+		// is behind fan-outs of otp and alert.
 		done, err := s.cfg.Admission.Decode(ctx, notify.Transactional)
 		if err != nil {
 			return nil, err

@@ -13,9 +13,9 @@ import (
 
 // Drainer moves spilled records into the log when the log works again, in the order in which they
 // were spilled. It removes a record from the buffer only after the log has acknowledged the record.
-// While the buffer contains records, Service adds new critical messages to the buffer too, so that
-// they do not overtake these records. Spilling ends when the buffer is empty. After a crash between
-// append and drop, records are appended a second time, with the same chunks.
+// While the buffer contains records, Service adds new messages of otp and alert to the buffer too,
+// so that they do not overtake these records. Spilling ends when the buffer is empty. After a crash
+// between append and drop, records are appended a second time, with the same chunks.
 type Drainer struct {
 	Spill Spill
 	Log   Log

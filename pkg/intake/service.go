@@ -98,7 +98,7 @@ type Config struct {
 	// Jitter spreads the fire times of scheduled notifications. It only makes a fire time later, by
 	// at most a tenth of the delay. It never changes the fire time of otp and alert.
 	Jitter time.Duration `min:"0"`
-	// TimerKind is the engine.Timer.Kind of an envelope.
+	// TimerKind is the value of the field Kind of timers that contain an envelope.
 	TimerKind uint8 `default:"1"`
 	// Lease is how long a request may work on a reserved idempotency key before a repeat takes over
 	// the key.

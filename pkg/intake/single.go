@@ -18,7 +18,7 @@ import (
 
 // Single answers POST /v1/notifications with status 201, the id and the status ACCEPTED or
 // SCHEDULED. Its errors are *notify.Error. If it returns an error, nothing was stored, with one
-// exception: after KindUnavailable the record may be in the log.
+// exception: after KindUnavailable the notification may be stored.
 func (s *Service) Single(ctx context.Context, m request.Meta, body []byte) (a request.Answer, err error) {
 	end := s.cfg.Events.beginRequest(m, len(body))
 	defer func() { end(err) }()

@@ -7,7 +7,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/engine"
 )
 
-// Spill is the bounded buffer for critical records while the log is down.
+// Spill is the bounded buffer for critical records (otp and alert) while the log is down.
 type Spill interface {
 	// Push stores records in order. If the buffer would exceed limit bytes, Push returns
 	// notify.KindUnavailable and stores nothing.

@@ -179,8 +179,8 @@ func checkGate(g Gate) error {
 // appendRecords appends the records to the log. While the log is down, it puts critical records
 // into the spill buffer. While the buffer is not empty, it adds critical records to the buffer and
 // refuses prompt records, so that no message overtakes a spilled message of its lane. It checks the
-// buffer for every request. The drainer empties the buffer only after the log has acknowledged the
-// records. So a request that finds the buffer empty may append.
+// buffer for every request that has critical or prompt records. The drainer empties the buffer only
+// after the log has acknowledged the records. So a request that finds the buffer empty may append.
 //
 // The result held is true if the log returned an error and may still refer to the records.
 func (s *Service) appendRecords(ctx context.Context, p *storePlan, at int64, failed *failures) (held bool) {
@@ -367,9 +367,9 @@ func campaignKey(caller, campaign string, part uint32) engine.IdemKey {
 	return engine.IdemKey{Caller: caller, Route: campaignRoute, Key: campaign + "/" + strconv.FormatUint(uint64(part), 10)}
 }
 
-// maxCampaignParts is how many parts a campaign may have. Each part is a row, which is read for
-// every further part and for every view of the campaign. A part may have as many receivers as a
-// fan-out.
+// maxCampaignParts is how many parts a campaign may have. Each part is a row. All these rows are
+// read for each further part and for each view of the campaign. A part may have as many receivers
+// as a fan-out.
 const maxCampaignParts = 100_000
 
 // checkCampaign checks the form of a campaign's id. It returns an error if a part is given without

@@ -98,8 +98,9 @@ func (a *account) setRate(now time.Time, rate float64, burst int, share float64)
 	a.bulk.setRate(now, rate*share, bulkBurst(float64(burst), share))
 }
 
-// block blocks the account until the given time. Both buckets are empty when the block ends.
-// Otherwise the bulk lane could at once use saved tokens for which the fast lane waits.
+// block blocks the account until the given time. Both buckets are empty when the block ends. If
+// the bulk bucket still had tokens then, the bulk lane could use more than its share of the tokens
+// that the total bucket gains, and the fast lane would wait.
 func (a *account) block(now, until time.Time) {
 	if !until.After(a.blocked) {
 		return

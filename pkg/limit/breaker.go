@@ -18,7 +18,7 @@ const (
 	Unhealthy
 	// Misconfigured: 401 or 403. More calls only make the situation worse.
 	Misconfigured
-	// Neutral: a rate limit, which shows nothing about health. The pool blocks the account for it.
+	// Neutral: a rate limit of the provider or of notifyd, which shows nothing about health.
 	Neutral
 )
 

@@ -154,10 +154,10 @@ func (p *Pool) Return(now time.Time, account string, lane Lane, n int) {
 	}
 }
 
-// Take reserves one message of an account for the fast lane, whatever the state of the account's
-// breaker. Take is for a test by an operator. The outcome of such a test is not reported to the
-// breaker. If the account is blocked or out of tokens, the result ok is false and retryAt is the
-// time at which to try again.
+// Take reserves the tokens of an account for one message of the fast lane, whatever the state of
+// the account's breaker. Take is for a test by an operator. The outcome of such a test is not
+// reported to the breaker. If the account is blocked or out of tokens, the result ok is false and
+// retryAt is the time at which to try again.
 func (p *Pool) Take(now time.Time, account string) (ok bool, retryAt time.Time) {
 	a := p.find(account)
 	if a == nil {

@@ -24,8 +24,8 @@ type SharedConfig struct {
 
 // Shared calls the Limits that several processes share. While the Limits fail or do not answer in
 // time, each process uses only its own buckets, at the full rate. So no message waits for the
-// Limits. The processes together may then send too much: the provider refuses the excess, and its
-// refusals block the account here.
+// Limits. The processes together may then send too much. The provider refuses the excess, and a
+// process that gets such a refusal blocks the account.
 type Shared struct {
 	limits       Limits
 	cfg          SharedConfig

@@ -12,6 +12,7 @@ import (
 
 const (
 	hourMs = 3_600_000
+	// A bucket is a numbered part of a scope (a table, list or log), such as a minute of timers.
 	// A note is a row of the table buckets. It says that a bucket may have rows until the end of
 	// the note, which is a time. The end is rounded up to a multiple of noteRounding, so that a
 	// bucket has few notes.

@@ -11,8 +11,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/store"
 )
 
-// List implements engine.DeadLetters. It reads the list that is ordered by time. The cursor
-// is the position of the last dead letter that it returned.
+// List implements engine.DeadLetters. It reads the list that is ordered by the time of the last
+// failure. The cursor is the position of the last dead letter that List returned.
 func (l deadLetters) List(ctx context.Context, f engine.DeadLetterFilter, cursor []byte, max int) (out []engine.DeadLetter, next []byte, err error) {
 	if max <= 0 {
 		return nil, nil, nil
@@ -72,8 +72,8 @@ func (l deadLetters) List(ctx context.Context, f engine.DeadLetterFilter, cursor
 	return out, append(binary.BigEndian.AppendUint64(nil, uint64(last.failed)), last.id...), nil
 }
 
-// letterPlace is a position in the list that is ordered by time. The newest dead letter is
-// first. Dead letters of the same time are ordered by id, ascending.
+// letterPlace is a position in the list that is ordered by the time of the last failure. The
+// newest dead letter is first. Dead letters of the same time are ordered by id, ascending.
 type letterPlace struct {
 	failed int64
 	id     []byte

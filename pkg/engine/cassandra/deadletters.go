@@ -62,8 +62,8 @@ func (l deadLetters) letters(ctx context.Context, ids [][]byte) ([]letterRow, er
 }
 
 // Put implements engine.DeadLetters in three steps. First it stores each dead letter
-// without numbers. Then it appends the ids of the dead letters to the log of the index and
-// to the feed log of each caller. At the end it stores in each dead letter the numbers that
+// without numbers. Then it appends the ids of the dead letters to the log of all dead letters
+// and to the log of each caller. At the end it stores in each dead letter the numbers that
 // its id has in these logs. An interrupted Put may leave invalid rows in the logs. A row of
 // a log is valid only if its dead letter contains the number of the row.
 func (l deadLetters) Put(ctx context.Context, ds []engine.DeadLetter) error {
@@ -259,7 +259,7 @@ func (l deadLetters) Last(ctx context.Context) (uint64, error) {
 func (l deadLetters) Move(ctx context.Context, ms []engine.LetterMove) ([]bool, error) {
 	moved := make([]bool, len(ms))
 	seen := map[string]bool{}
-	byID := map[string][]int{} // indexes of ms
+	byID := map[string][]int{} // indexes in the parameter ms, by id
 	var ids []string
 	for i := range ms {
 		id := string(store.LetterID(ms[i].ID, ms[i].Epoch))

@@ -8,13 +8,14 @@
 //   - Rows that are inserted and never changed (timers, hints, schedules, indexes). If the
 //     same row is inserted twice, the first row is valid: the time of the write is the last
 //     part of the stored key, so readers read the first row first.
-//   - Rows that are overwritten (outcomes, holds, values of Meta). Their timestamps come
-//     from a hybrid logical clock (clock.go). So a process that reads a row and replaces it
-//     wins, even if the clocks of the machines differ.
-//   - Rows that are compared and swapped (triggers, heads, shards, records, logs). They are
-//     written only by lightweight transactions. All of them except triggers are read at
-//     SERIAL. If an answer is lost, the row is read again (cas.go). The nonce in the row
-//     shows which write was applied.
+//   - Rows that are overwritten (outcomes, holds, and rows of the table records that no write
+//     compares). Their timestamps come from a hybrid logical clock (clock.go). So a process
+//     that reads a row and replaces it wins, even if the clocks of the machines differ.
+//   - Rows that are compared and swapped (triggers, heads, shards, logs, and all other rows of
+//     the table records). They are written only by lightweight transactions. Except for
+//     triggers, a read before a swap has the consistency SERIAL. Reads for lists do not need
+//     SERIAL. If the answer to a swap is lost, the row is read again (cas.go). The nonce in
+//     the row shows which write was applied.
 //
 // The audit log, campaigns, jobs and values of Meta are rows of the table records.
 // partitions.go implements rows.Partitions with that table. pkg/store uses rows.Partitions
@@ -34,9 +35,10 @@
 // write ends, the waiting writes are sent together (combine.go). So a busy cluster gets few
 // large requests.
 //
-// No table is searched. The table buckets has a note for each period of time (bucket) that
-// may have rows. The note is stored before these rows are acknowledged. Timers are removed one
-// minute at a time, with one delete of a partition. A purge removes the entries of its list
-// with one delete of a range (purges.go). Entries of other lists are removed one by one.
-// Their partitions are so small that the tombstones do not stop reads (listings.go).
+// Only audits read a whole table of rows. Other calls read the table buckets to find the rows. It
+// has a note for each period of time (bucket) that may have rows. The note is stored before these
+// rows are acknowledged. Timers are removed one minute at a time, with one delete of a partition.
+// A purge removes the entries of its list with one delete of a range (purges.go). Entries of other
+// lists are removed one by one. Their partitions are so small that the tombstones do not stop
+// reads (listings.go).
 package cassandra

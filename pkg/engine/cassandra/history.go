@@ -66,7 +66,7 @@ func scanRef(scan func(...any) bool, base notify.Base, r *chunkRef, leading ...a
 	return ok
 }
 
-// chunkRefs returns the chunks of a request, in order.
+// chunkRefs returns the chunks of a request, ordered by partition and block.
 func (h *History) chunkRefs(ctx context.Context, base notify.Base) (out []chunkRef, err error) {
 	p := shardOfMinute(base)
 	err = h.s.rows(ctx, func(scan func(...any) bool) error {

@@ -36,9 +36,9 @@ type historyNext struct {
 
 // AppendHistory stores records in the history. The records of a partition must be in the order of
 // their offsets. AppendHistory skips records that this Store has already appended, records that it
-// cannot read, and derived envelopes. When it returns nil, readers find the records, and
-// HistoryOffsets returns greater offsets than theirs. After an error, the caller must append the
-// same records again.
+// cannot read, and derived envelopes (retries, deferrals, replays). When it returns nil, readers
+// find the records, and HistoryOffsets returns greater offsets than theirs. After an error, the
+// caller must append the same records again.
 func (s *Store) AppendHistory(ctx context.Context, recs ...HistoryRecord) error {
 	s.history.mu.Lock()
 	var todo []HistoryRecord
@@ -82,8 +82,8 @@ func advanceHistoryPart(ctx context.Context, s *Store, next map[HistoryPart]int6
 	return nil
 }
 
-// HistoryOffsets returns the offset of the next record to append, for each partition. It
-// counts the records that any process has appended.
+// HistoryOffsets returns the offset of the next record to append, for each partition. The result
+// includes the records that other processes have appended.
 func (s *Store) HistoryOffsets(ctx context.Context) (map[HistoryPart]int64, error) {
 	out := map[HistoryPart]int64{}
 	err := s.rows(ctx, func(scan func(...any) bool) error {

@@ -9,9 +9,9 @@ import (
 )
 
 // Each kind of purge has its own list. An entry of the list consists of the time from which a row
-// may be purged and the key of the row. The purge handles the entries of each partition of the
-// list, earliest time first. Then it removes the handled entries with one delete of a range, so
-// that the next purge finds only one tombstone.
+// may be purged and the key of the row. In each partition of the list, the purge first removes the
+// rows of a page of entries, earliest time first. Then it removes these entries with one delete of
+// a range, so that the next purge finds only one tombstone.
 
 // purgePage is how many entries a purge reads at a time.
 const purgePage = 200
@@ -65,8 +65,8 @@ func purgeListed(ctx context.Context, s *Store, index string, beforeMs int64, ma
 	return gone, nil
 }
 
-// purgeListPart does what purgeListed does, for one partition. It handles the entries before the
-// entry end. The result left is true if the partition may still have entries.
+// purgeListPart does what purgeListed does, for one partition. It calls purgeOne for the entries
+// before the entry end. The result left is true if the partition may still have entries.
 func purgeListPart(ctx context.Context, s *Store, end listEntry, part int64, maxRows int, purgeOne func(purgeEntry) (gone, again bool, err error)) (gone int, left bool, err error) {
 	bucket, shard := listPart(part)
 	behind := []byte{}

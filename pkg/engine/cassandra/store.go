@@ -164,7 +164,7 @@ func connect(ctx context.Context, cfg Config, keyspace string) (*gocql.Session, 
 type Counts struct {
 	Swaps       int64 // conditional writes (LWT), including repeated tries
 	SerialReads int64 // reads with the consistency SERIAL
-	Reads       int64 // all other reads, one for each page
+	Reads       int64 // all other read queries; a query counts once, however many pages it reads
 	Writes      int64 // plain writes and batches of one partition
 	Rows        int64 // statements in Writes, Logged and Scattered
 	Bytes       int64 // approximate size of these statements
@@ -431,8 +431,8 @@ func (s *Store) Campaigns() *store.Campaigns { return store.CampaignsOver(partit
 func (s *Store) Cancels() Cancels { return Cancels{s, logOf(s, "cancels")} }
 
 // DeadLetters returns the dead letters. Each dead letter is one row that is swapped
-// separately. Ord is its number in the log of the index, and Seq is its number in the log
-// of its caller. If a Put is interrupted, the next Put of the same dead letter completes
+// separately. Ord is its number in the log of all dead letters, and Seq is its number in the
+// log of its caller. If a Put is interrupted, the next Put of the same dead letter completes
 // it. An interrupted Put may leave numbers that no dead letter has.
 //
 // This engine promises less than an engine of one process in two points. Move swaps each
@@ -483,13 +483,13 @@ func (s *Store) Timers() engine.Timers { return timers{timerRows{s, hotTimers}} 
 // partition.
 func (s *Store) ColdTimers() engine.ColdTimers { return timerRows{s, coldTimers} }
 
-// Triggers returns the triggers. A state row is written only by compare and swap. It is
-// read without SERIAL. Such a read is safe because a swap that has returned is committed,
-// and because a caller that acts on a row must swap the row. Each change of state costs one
-// swap. A trigger costs one swap when it is created. If it fires at its first attempt, it
-// costs two more swaps, one for the claim and one for the end. List reads the ids in a list,
-// which are plain rows, and then the state rows. It includes every row that was created, with
-// every swap that returned before the call.
+// Triggers returns the triggers. Each trigger has one row with its state, the state row. This row
+// is written only by compare and swap. It is read without SERIAL. Such a read is safe because a
+// swap that has returned is committed, and because a caller that acts on a row must swap the row.
+// Each change of state costs one swap. A trigger costs one swap when it is created. If it fires at
+// its first attempt, it costs two more swaps, one for the claim and one for the end. List reads
+// the ids in a list, which are plain rows, and then the state rows. It includes every row that was
+// created, with every swap that returned before the call.
 func (s *Store) Triggers() engine.Triggers { return triggers{s} }
 
 // ClockOffset reads the clock of one node. The result offset is the time of that clock

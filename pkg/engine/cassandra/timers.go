@@ -114,8 +114,8 @@ func putTimers(ctx context.Context, s *Store, t *timerTable, shards notify.Sprea
 
 // noteTimers stores the note of a partition, so that Buckets finds the partition. In the hot table
 // it also stores the note of the partition's day. It is called before the partition gets rows. For
-// the note of the partition it uses the cache only if the partition is a minute in the future,
-// because no process removes that note while rows are added.
+// the note of the partition it uses the cache only in the hot table, and only if the partition's
+// minute begins more than two minutes from now. No process removes such a note while rows are added.
 func noteTimers(ctx context.Context, s *Store, t *timerTable, p timerPart) error {
 	ms := p.bucket * t.length
 	keeps := keepUntil(ms+t.length, s.cfg.TimerGrace+24*time.Hour)

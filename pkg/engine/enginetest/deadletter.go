@@ -15,7 +15,7 @@ import (
 
 func letter(n int) engine.DeadLetter {
 	id := notify.ID{Base: base(1000, uint64(n))}
-	trace := "" // only odd letters have a trace
+	trace := "" // only letters with an odd n have a trace
 	if n%2 == 1 {
 		id.FanOut, id.Index = true, uint32(n)
 		trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

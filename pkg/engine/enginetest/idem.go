@@ -216,7 +216,7 @@ func Idem[E request.Idem](t *testing.T, open Opener[E]) {
 		must(t, err)
 		same(t, "won", won, true)
 		must(t, s.Finish(bg, r.Key, 201, nil, 90_000))
-		wantKind(t, s.Release(bg, r), notify.KindConflict) // the request has stored something
+		wantKind(t, s.Release(bg, r), notify.KindConflict) // the request was answered
 	})
 	t.Run("Release returns notify.KindConflict and removes nothing if owner or lease differ", func(t *testing.T) {
 		s, reopen := open(t)

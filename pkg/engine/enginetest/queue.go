@@ -59,7 +59,7 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 	const hold = 30 * time.Second
 	run("while messages wait in the other lane, one of BacklogShare comes from the backlog; otherwise all may", func(t *testing.T, q engine.Queue, reopen func() engine.Queue) {
 		var ms []engine.Message
-		for i := range 40 { // 24 messages are on time; the loop below does not receive all of them
+		for i := range 40 { // 24 messages are on time, so their lane does not become empty in the loop below
 			ms = append(ms, engine.Message{Body: []byte{byte(i)}, Backlog: i < 16})
 		}
 		must(t, q.Enqueue(bg, ms))
@@ -168,8 +168,8 @@ func Queue(t *testing.T, open Opener[engine.Queue]) {
 			ds  []engine.Delivery
 			at  time.Duration
 		}
-		// An engine may let only one of the two receivers wait for the time of the message. So the test
-		// is repeated, and each time another receiver leaves.
+		// An engine may let only one of the two receivers wait until the message becomes visible. So
+		// the test runs twice: the first receiver leaves in one run, the second in the other.
 		for leaves := range 2 {
 			start := time.Now()
 			all := make(chan got)

@@ -209,7 +209,7 @@ func Rows(t *testing.T, open Opener[rows.Rows]) {
 				t.Fatalf("Number got the n %d after the n %d", n, last)
 			}
 			last = n
-			for _, row := range scanRows(t, s, p, rows.Range{}) { // a number is not used again
+			for _, row := range scanRows(t, s, p, rows.Range{}) { // a number is not used again after its rows are removed
 				must(t, ignore(s.Swap(bg, rows.Change{Part: p, Set: []rows.Row{{Key: row.Key}}})))
 			}
 			if reopen != nil {

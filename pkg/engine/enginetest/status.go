@@ -16,7 +16,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// chunkRow returns the row of an original envelope with every field set.
+// chunkRow returns the row of an original envelope that is not done. Every field that such a row can
+// store has a value.
 func chunkRow(ms int64, n uint64) notify.Row {
 	return notify.Row{
 		Key:   notify.RowKey{Chunk: notify.Chunk{Base: base(ms, n), Partition: 3, Block: 7}},
@@ -269,7 +270,7 @@ func Status(t *testing.T, open Opener[engine.Status], damage Damage) {
 		r := chunkRow(1000, 1)
 		first := val(s.TakeOver(bg, r.Topic, r.LogPart))(t)
 		second := val(s.TakeOver(bg, r.Topic, r.LogPart))(t)
-		// The second owner has read the row. After that, the late write of the first owner
+		// Assume that the second owner has read the row before this late write of the first owner
 		// arrives.
 		must(t, s.Put(bg, []notify.Row{stamped(r, first.Stamp(9), r.Count)}))
 		third := val(s.TakeOver(bg, r.Topic, r.LogPart))(t)

@@ -28,11 +28,11 @@ const (
 	minOwnBatch = 64
 )
 
-// committer merges the writes of all goroutines into groups. Each group is one batch. While
-// one group is being written, writers fill the next group. Groups become visible and durable
-// in the order in which they were filled, and their writers get answers in the same order.
-// Versions and sequence numbers are assigned while a group is filled. So no reader sees
-// versions or sequence numbers out of order.
+// committer merges the writes of all goroutines into groups. Each group is one batch. While one
+// group is being written, writers fill the next group. Groups become visible and durable in the
+// order in which they were filled, and their writers get answers in the same order. The versions
+// and sequence numbers that pkg/store puts into rows are assigned while a group is filled. So no
+// reader sees them out of order.
 //
 // A group has three owners, one after the other. First the writers fill it while they hold
 // mu. Then the goroutine of run applies it. Last, the goroutine of syncGroups waits for

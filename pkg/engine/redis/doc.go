@@ -26,12 +26,12 @@
 //
 // # What is durable
 //
-// If appendfsync is not always, Redis answers before the write is on disk. With everysec, a
-// power failure loses the writes of the last second. A failover loses the writes that the
-// replica had not received. A Redis that was emptied has lost everything. State that must not
-// be lost is stored outside Redis (terms, rows, the log), with one exception: a spilled record
-// has no other copy. So each Push of the spill buffer checks that the server fsyncs every write
-// or that a replica has confirmed the write. If neither is true, Push returns an error.
+// If the setting appendfsync does not have the value "always", Redis answers before the write is on
+// disk. With the value "everysec", a power failure loses the writes of the last second. A failover
+// loses the writes that the replica had not received. A Redis that was emptied has lost everything.
+// State that must not be lost is stored outside Redis (terms, rows, the log), with one exception: a
+// spilled record has no other copy. So each Push of the spill buffer checks that the server fsyncs
+// every write or that a replica has confirmed the write. If neither is true, Push returns an error.
 //
 // The seqs of the spill buffer and the ids of messages come from the server's clock and are
 // never used twice. So after Redis was emptied, an old seq or receipt never matches a new

@@ -14,7 +14,7 @@ import (
 // Durability says what Redis does to keep an acknowledged write.
 type Durability struct {
 	AOF      bool // appendonly yes
-	Fsync    bool // appendfsync always, even while Redis rewrites the file
+	Fsync    bool // appendfsync always, even while Redis rewrites the append-only file
 	Replicas int  // connected replicas
 	// Unknown is true if the server refuses to show its settings. AOF and Fsync are then
 	// false, so only Replicas says how safe a write is.

@@ -49,8 +49,8 @@ end
 local bytes = tonumber(redis.call('HGET', KEYS[2], 'bytes')) or 0
 redis.call('HSET', KEYS[2], 'bytes', string.format('%.0f', math.max(bytes - size, 0)))
 return #recs`)
-	// KEYS: records, head. It returns the number of records, the number of their bytes, and
-	// when the oldest record was stored.
+	// KEYS: records, head. It returns the number of records, the number of their bytes, and the
+	// accept time (At) of the oldest record.
 	spillStats = newScript(`
 local first = redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', 1)
 local at = '0'
@@ -184,8 +184,8 @@ func (p Spill) Drop(ctx context.Context, seq uint64) error {
 	}
 }
 
-// Stats returns the number of records and bytes in the buffer, and when the oldest record was
-// stored, ms since 1970. This time is 0 if the buffer is empty.
+// Stats returns the number of records and bytes in the buffer, and the accept time of the oldest
+// record, ms since 1970. This time is 0 if the buffer is empty.
 func (p Spill) Stats(ctx context.Context) (records, bytes, oldest int64, err error) {
 	v, err := p.s.run(ctx, spillStats, p.keys())
 	l := asList(v)

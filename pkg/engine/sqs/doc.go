@@ -23,8 +23,8 @@
 //     message, the reconciler finds the message in the store.
 //
 // Receive first reads the backlog, then the messages that are on time. If no message is ready,
-// Receive waits up to Config.Wait (default two seconds) for a message that is on time. So it may
-// find a new message of the backlog late by that time. If ctx ends during the wait, Receive
-// returns, but the request continues in a goroutine. That goroutine releases the messages that the
-// request receives.
+// Receive waits up to Config.Wait (default two seconds) for a message that is on time. During this
+// wait it does not find a new message of the backlog, so it may return such a message later. If ctx
+// ends during the wait, Receive returns, but the request continues in a goroutine. That goroutine
+// releases the messages that the request receives.
 package sqs

@@ -111,10 +111,10 @@ func (q *queue) sendBatch(ctx context.Context, l int, es []types.SendMessageBatc
 	}, nil)
 }
 
-// retryBatch passes a batch to the function send. After that it passes the entries that failed to
-// the function again, with growing pauses, until no entry fails or Config.Timeout is over. If an
-// entry itself is wrong, retryBatch returns the error of the entry at once. An entry counts as
-// done if the function ignore returns true for its error code.
+// retryBatch passes a batch to the function send. Then it passes the failed entries to send again,
+// with growing pauses, until no entry fails or Config.Timeout is over. If an entry itself is
+// wrong, retryBatch returns the error of the entry at once. An entry counts as done if the
+// function ignore returns true for its error code.
 func retryBatch[E any](ctx context.Context, s *Store, es []E, id func(E) *string, send func(context.Context, []E) ([]types.BatchResultErrorEntry, error), ignore func(code string) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
