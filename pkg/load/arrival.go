@@ -286,8 +286,8 @@ func (w *sineWave) countDue(t time.Duration) int64 { return dueBy(w, t, w.countA
 // intensity reaches the sum of the first i+1 gaps.
 //
 // Each gap depends only on the seed and the number of the gap. gapSums stores the sum of the gaps
-// before every request whose number is a multiple of gapSumEvery. So dueTime needs few additions
-// for any request.
+// before every request whose number is a multiple of gapSumEvery. So dueTime adds at most
+// gapSumEvery gaps to a stored sum, for any request.
 type poissonArrival struct {
 	rate intensity
 	seed uint64

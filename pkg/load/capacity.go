@@ -209,19 +209,22 @@ func (s *Scenario) objective() Objective {
 // Capacity is the result of a search.
 type Capacity struct {
 	Scenario string  `json:"scenario"`
-	Rate     float64 `json:"rate"` // highest rate that held, in messages/s; 0: no rate held
-	// MissedAt is the lowest rate that did not hold, so the limit is below it. 0: all rates held, or
-	// no rate held.
+	Rate     float64 `json:"rate"` // highest rate that was confirmed, in messages/s; 0: no rate was confirmed
+	// MissedAt is the lowest rate that did not hold. The highest rate that can hold is below it. 0:
+	// all rates held, or no rate was confirmed.
 	MissedAt float64   `json:"missed_at,omitempty"`
 	Limit    Limit     `json:"limit"`
 	Trials   []Trial   `json:"trials"`
 	Started  time.Time `json:"started"`
 	Seconds  float64   `json:"seconds"`
-	Verdict  Verdict   `json:"verdict"` // verdict of the last trial, normally of the confirmation
+	// Verdict is the verdict of the last trial, normally of the confirmation. If no rate was
+	// confirmed, it is the verdict of the last trial in which the generator was the limit, if there
+	// was such a trial.
+	Verdict Verdict `json:"verdict"`
 }
 
-// Uncertainty returns how far the real limit may be above Rate, as a share of Rate. The result ok
-// is false if every rate held, or if no rate held.
+// Uncertainty returns how far the highest rate that can hold may be above Rate, as a share of Rate.
+// The result ok is false if every rate held, or if no rate was confirmed.
 func (c *Capacity) Uncertainty() (share float64, ok bool) {
 	if c.Rate <= 0 || c.MissedAt <= c.Rate {
 		return 0, false
@@ -284,7 +287,7 @@ func FindCapacity(s Scenario, run func(Scenario) (*Result, error), onTrial func(
 	if out.Rate > 0 {
 		out.MissedAt = search.lowestMissed
 	}
-	if out.Rate == 0 && ours != nil { // no rate held, and the generator was the limit in at least one trial
+	if out.Rate == 0 && ours != nil { // no rate was confirmed, and the generator was the limit in at least one trial
 		out.Verdict = *ours
 	}
 	out.Seconds = time.Since(out.Started).Seconds()

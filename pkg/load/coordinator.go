@@ -21,7 +21,7 @@ type coordinator struct {
 	health     func() Health
 	abort      func()
 
-	calibrated      map[*stepRun]float64 // messages/s against the null sink
+	calibrated      map[*stepRun]float64 // messages/s that this machine generates without a server
 	calibrationTook time.Duration
 
 	mu      sync.Mutex // guards the fields up to sentAll

@@ -53,8 +53,9 @@ type variant struct {
 func newData(s *Step, seed uint64) *data {
 	d := &data{step: s, seed: notify.Mix(seed ^ notify.Mix(hashText(s.Name))), users: uint64(s.Users.Count)}
 	d.shift = notify.Mix(d.seed) % d.users
-	// The stride must have no common factor with the number of users. Then the walk visits every
-	// user before it repeats a user: a fan-out has no duplicates, and all users get load.
+	// The stride must have no common factor with the number of users. Then userAt(0), userAt(1) and so
+	// on return every user before they repeat a user: a fan-out has no duplicates, and all users get
+	// load.
 	for d.stride = (2_654_435_761%d.users | 1) % max(d.users, 2); gcd(d.stride, d.users) != 1; d.stride++ {
 	}
 	shares := s.Mix
@@ -260,8 +261,8 @@ func (d *data) appendFanout(b []byte, n, seq uint64, size int, intended time.Dur
 		b = appendTime(b, due)
 	}
 	b = append(b, `,"receivers":[`...)
-	// Find the next user with an addition. Two divisions would be a third of the work for a
-	// receiver.
+	// Find the next user with an addition, because userAt divides twice, which would be a third of
+	// the work for a receiver.
 	u := d.userAt(seq)
 	if v.receiver.text != nil {
 		b = v.receiver.appendUsers(b, u, d.stride, d.users, size)

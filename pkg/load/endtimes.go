@@ -32,7 +32,7 @@ func (c *coordinator) recordArrival(d *dueMoment, at time.Time, n int64) {
 	}
 }
 
-// endTimes holds the times of one step that follow from the arrivals in the ledger.
+// endTimes holds the times of one step that are computed from the arrivals in the ledger.
 type endTimes struct {
 	endToEnd, late, early *hdrhistogram.Histogram
 	afterLimit            int64 // messages that were late by more than LateAfter

@@ -28,8 +28,9 @@ type Ledger interface {
 	joinTriggerCalls(ctx context.Context, p *promises, f onArrival) error
 }
 
-// onArrival is called when messages of one promise have arrived: n messages at the time at. Several
-// goroutines may call it at the same time.
+// onArrival is called when messages of one promise have arrived. The parameter n is the number of
+// these messages, and the parameter at is the time at which they arrived. Several goroutines may
+// call it at the same time.
 type onArrival func(d *dueMoment, at time.Time, n int64)
 
 // arrivalCounts holds what a ledger counted since the start of the run.
@@ -43,8 +44,8 @@ type arrivalCounts struct {
 const (
 	// quietFor is the time without any arrival after which missing messages count as lost.
 	quietFor = 10 * time.Second
-	// maxStatesAsked is the highest number of missing messages whose states the run asks the server
-	// for.
+	// maxStatesAsked is a limit: the run asks the server for the states of at most this many missing
+	// messages.
 	maxStatesAsked = 1000
 )
 

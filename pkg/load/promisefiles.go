@@ -17,7 +17,7 @@ import (
 // promiseFiles.
 type promiseFiles struct {
 	parts   [promiseParts]promisePart
-	steps   []*stepRun          // element i is the step that the files call i
+	steps   []*stepRun          // element i is the step with the number i in the files
 	numbers map[*stepRun]uint32 // the number of each step in the files
 }
 
@@ -187,7 +187,8 @@ func (p *promises) joinFiles(f onArrival) error {
 	return nil
 }
 
-// closeFiles removes the files. No promise may be matched afterwards.
+// closeFiles closes the files. They are already deleted, so this frees their space on the disk. No
+// promise may be matched afterwards.
 func (p *promises) closeFiles() {
 	p.joining.Lock()
 	defer p.joining.Unlock()

@@ -11,7 +11,8 @@ import (
 )
 
 // promises holds the acknowledged messages and matches them with their arrivals. Each match gives
-// one end-to-end time. When all messages of a promise have arrived, the promise is removed.
+// one end-to-end time. When all messages of a promise have arrived, the promise is removed, unless
+// there are several ledgers: then a message may still arrive at another ledger.
 // Promises that do not fit into memory go to files (promisefiles.go). At the end the files are
 // matched, one after the other.
 type promises struct {
@@ -219,9 +220,9 @@ func (p *promises) countJoined() (delivered, repeated int64, examples []string) 
 	return p.delivered, p.repeated, slices.Clone(p.examples)
 }
 
-// eachUnfinished calls f with each promise of which messages have not arrived, until f returns
-// false. It also calls f with each fan-out that arrived at several ledgers, because some of its
-// messages may have arrived twice. The caller must call joinFiles first.
+// eachUnfinished calls f with each promise of which at least one message has not arrived, until f
+// returns false. It also calls f with each fan-out that arrived at several ledgers, because some of
+// its messages may have arrived twice. The caller must call joinFiles first.
 func (p *promises) eachUnfinished(f func(b notify.Base, one *promise) bool) error {
 	p.joining.Lock()
 	defer p.joining.Unlock()

@@ -193,8 +193,8 @@ func heatBucket(d time.Duration) int {
 }
 
 // bucketRun records a series of values into a histogram. If consecutive values fall into the same
-// bucket, it records them with one call. This is frequent: at 5M/s the messages of a slot are due
-// 200 ns apart, and a bucket is at least 512 ns wide.
+// bucket, it records them with one call. This is frequent: at 5M/s the messages that a bulk worker
+// sends at once are due 200 ns apart, and a bucket is at least 512 ns wide.
 type bucketRun struct {
 	h      *hdrhistogram.Histogram
 	heat   *[HeatBuckets]int64 // nil: the values are not for the heat map

@@ -294,9 +294,9 @@ func (fs *feeds) unreported(came int64) (n int64) {
 	return n
 }
 
-// replaceEvidence replaces the evidence in e by the evidence that the agents sent. Each agent
-// decides whether its generator is the limit. The process of the controller sends no load, so its
-// figures do not count.
+// replaceEvidence replaces the evidence in e by the evidence that the agents sent. Judge then
+// decides for each agent whether its generator is the limit. The process of the controller sends no
+// load, so its figures do not count.
 func (fs *feeds) replaceEvidence(e *Evidence) {
 	list := fs.list()
 	fs.mu.Lock()

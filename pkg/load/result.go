@@ -307,7 +307,9 @@ func (c *coordinator) healthSummary(sent int64) HealthSummary {
 
 // exitOf returns the exit code of the command. The parameter why is the reason why the run ended
 // early, or "". The parameter repeats is true if the scenario expects duplicates. If several exit
-// codes fit, the order is: all agents were lost, an interruption, missed thresholds, the ledger.
+// codes fit, exitOf returns the code of the first of these reasons: all agents were lost, the run
+// was interrupted, a threshold was missed, the ledger shows lost or other wrong messages, the
+// ledger shows pending messages, no message was accepted.
 func exitOf(r *Result, why string, repeats bool) int {
 	missed := slices.ContainsFunc(r.Thresholds, func(t ThresholdState) bool { return !t.OK })
 	l := &r.Ledger

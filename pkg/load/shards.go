@@ -18,7 +18,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/simulator"
 )
 
-// Shards makes one ledger of one or more simulators that share the providers' work. It adds the
+// Shards is one ledger of one or more simulators, which share the work of the providers. It adds the
 // counts of the simulators. An id that arrived at two simulators is a duplicate and counts once. A
 // fault begins and ends at all simulators.
 type Shards struct {

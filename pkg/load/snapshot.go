@@ -213,12 +213,12 @@ type SecondRow struct {
 	Second    int    `json:"second" merge:"key"` // number of the second, from 0
 	Phase     string `json:"phase" merge:"first"`
 	Draining  bool   `json:"draining,omitempty" merge:"and"`
-	Intended  int64  `json:"intended" merge:"sum"` // in this second; the counts below are of this second, too
+	Intended  int64  `json:"intended" merge:"sum"` // in this second; the counts below are of this second, too, except Backlog
 	Sent      int64  `json:"sent" merge:"sum"`
 	Acked     int64  `json:"acked" merge:"sum"`
 	Delivered int64  `json:"delivered" merge:"once"`
-	Failed    int64  `json:"failed" merge:"sum"` // failed or rejected
-	Backlog   int64  `json:"backlog" merge:"sum"`
+	Failed    int64  `json:"failed" merge:"sum"`  // failed or rejected
+	Backlog   int64  `json:"backlog" merge:"sum"` // at the end of the second
 
 	Response Brief         `json:"response" merge:"each"`
 	Lag      Brief         `json:"lag" merge:"each"`

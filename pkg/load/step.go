@@ -135,8 +135,8 @@ func (s *stepRun) seq(g int64) uint64 {
 }
 
 // messagesOf returns how many messages a segment has among the first g requests of the phase. For a
-// trace it always counts the messages of this run's own segment. That is enough, because agents do
-// not accept traces.
+// trace that gives the sizes of requests, it always counts the messages of this run's own segment.
+// That is enough, because agents do not accept traces.
 func (s *stepRun) messagesOf(seg Segment, g int64) int64 {
 	if s.sized != nil {
 		return s.sized.messages(g, s.local)

@@ -16,10 +16,11 @@ import (
 //	                                    op  factor * metric{...}[window].stat
 //
 // The metrics lag, service, response, end_to_end and lateness are times. For them, the stat is one
-// of p50, p90, p99, p99.9, p99.99, min, mean, max and count. The other metrics are numbers and have
-// no stat. The tags are step, phase, channel, category and target. A condition with a window is
-// judged once a second over the time of the window, and must hold each time. A condition without a
-// window is judged over the run so far. Warm-up phases count only if a tag names them.
+// of p50, p90, p99, p99.9, p99.99, min, mean, max and count. The metric drain is a time, too, but
+// has no stat. The other metrics are numbers and have no stat. The tags are step, phase, channel,
+// category and target. A condition with a window is judged once a second over the time of the
+// window, and must hold each time. A condition without a window is judged over the run so far.
+// Warm-up phases count only if a tag names them.
 type Condition struct {
 	Expr  string
 	left  metric

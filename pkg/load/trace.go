@@ -14,7 +14,8 @@ import (
 
 // trace has the times at which recorded requests arrived. Each line of its file is for one request,
 // or for several requests if it gives their number. If requests at the same time have different
-// sizes, they have several lines with this time. All requests of one time are spread evenly from
+// sizes, they have several lines with this time. If each line of the file is for one request, each
+// request is due at the time of its line. Otherwise all requests of one time are spread evenly from
 // this time until the next later time in the file, but over one slot at most. So the times never
 // decrease.
 type trace struct {

@@ -9,7 +9,7 @@ import (
 // Evidence holds the figures from which Judge derives the verdict.
 type Evidence struct {
 	Intended, Sent, Failed int64
-	Messages               int64         // messages with a latency
+	Messages               int64         // messages with a response time
 	Sending                time.Duration // length of sending, without warm-ups
 	// Waiting is the share of time, 0 to 1, in which workers waited for answers. Only time in which
 	// the workers had due requests is counted.

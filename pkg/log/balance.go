@@ -10,9 +10,10 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-// byOwner is a balancer for consumer groups. Who gets a partition depends only on the owners of the
-// members and on the partition's number. So a process gets the same partition numbers in all groups
-// whose members belong to the same processes, if the topics have the same number of partitions.
+// byOwner is a balancer for consumer groups. The owner of a member is its process (GroupConfig.Owner).
+// Who gets a partition depends only on the owners of the members, on the partition's number and on
+// the numbers of partitions of its topic. So a process gets the same partition numbers in all groups
+// whose members belong to the same processes, if the topics have the same numbers of partitions.
 // This saves memory: the workers of a channel (both lanes, and retries) need the profiles of the
 // users of their partitions, and the process then keeps each of these profiles only once.
 //
@@ -89,7 +90,7 @@ const profileClasses = 36
 
 // assignPartitions returns the index of the owner of each of n partitions. The numbers of
 // partitions of any two owners differ by at most 1. A partition goes to the owner with the highest
-// score for that partition (rendezvous hashing), among the owners that may still get one.
+// score for that partition (rendezvous hashing), among the owners that may get one more.
 // Partitions whose users are in the same profile parts of the store have the same scores, so an
 // owner reads few parts. The parameter counts holds the earlier, smaller numbers of partitions of
 // the topic. A partition that existed when the topic had such a number keeps its owner.

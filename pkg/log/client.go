@@ -106,7 +106,8 @@ func dialTLS(conf *tls.Config) func(ctx context.Context, network, addr string) (
 	}
 }
 
-// client returns a client with the common options and some more options. It does not connect.
+// client returns a client with the options that all clients share and with the options in the
+// parameter more. It does not connect.
 func (c Conn) client(more ...kgo.Opt) (*kgo.Client, error) {
 	opts, err := c.options()
 	if err != nil {

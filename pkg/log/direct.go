@@ -25,9 +25,9 @@ import (
 //
 // Only one request runs at a time, so that the records of a partition stay in order.
 //
-// For bulk lanes (splitRequests) each partition has its own request. The broker handles one request
-// at a time and fsyncs each batch twice. With one common request, an otp code would have to wait
-// for the batches of all partitions of a fan-out.
+// For bulk lanes (splitRequests) records may be large, and each partition has its own request. The
+// broker handles one request at a time and fsyncs each batch twice. With one common request, an otp
+// code would have to wait for the batches of all partitions of a fan-out.
 type direct struct {
 	cl            *kgo.Client
 	splitRequests bool // true: each batch is sent in its own request, and records may be large
@@ -37,8 +37,8 @@ type direct struct {
 	maxWaiting    int // limit of the bytes that wait; if it is reached, the method append fails
 	appended      func(tp TopicPartition, next int64)
 
-	roundFull chan struct{} // tells the goroutine of run that a round is full
-	closing   chan struct{} // closed by close
+	roundFull chan struct{} // tells the goroutine of the method run that a round is full
+	closing   chan struct{} // closed by the method close
 	running   sync.WaitGroup
 
 	mu      sync.Mutex // guards the fields below
@@ -46,7 +46,7 @@ type direct struct {
 	full    []*round   // rounds that wait to be sent; oldest first
 	waiting int        // number of bytes in filling and full
 	spare   *round
-	sending bool // true: the goroutine of run exists
+	sending bool // true: the goroutine of the method run exists
 	closed  bool
 }
 
@@ -77,7 +77,7 @@ func newDirect(cfg ProducerConfig, apart bool) (*direct, error) {
 
 // round holds the records that are sent together. They are sent in one request, or with
 // splitRequests in one request for each partition. While the round is filling, direct.mu guards it.
-// After that only the goroutine of run uses the round.
+// After that only the goroutine of the method direct.run uses the round.
 type round struct {
 	*roundResult
 	began  time.Time
@@ -138,7 +138,7 @@ var (
 
 // addToRounds adds recs to rounds. It appends the roundResult of each of these rounds to the slice
 // results and returns that slice. If it returns an error, it has added no record. If the goroutine
-// of run does not exist, addToRounds starts it.
+// of the method run does not exist, addToRounds starts it.
 func (d *direct) addToRounds(results []*roundResult, recs []Record) ([]*roundResult, error) {
 	now := time.Now()
 	ms := now.UnixMilli()
@@ -370,7 +370,7 @@ func (r *round) reset() (kept int) {
 	return kept
 }
 
-// close makes the waiting rounds fail and waits until the goroutine of run has ended.
+// close makes the waiting rounds fail and waits until the goroutine of the method run has ended.
 func (d *direct) close() {
 	d.mu.Lock()
 	d.closed = true

@@ -23,10 +23,10 @@ type Group struct {
 	assigned map[TopicPartition]*assignment
 	commits  commitCounts
 
-	// The channel committing holds a token while a goroutine reads the low-water marks and commits
-	// them. A revocation takes the token before it removes its partitions. So this member never
-	// commits after the next owner of a partition has committed; such a late commit would lower the
-	// committed offset.
+	// The channel committing has room for one token, so it works as a lock. A goroutine puts a
+	// token into it before it reads the low-water marks and commits them, and so does a revocation
+	// before it removes its partitions. So this member never commits after the next owner of a
+	// partition has committed; such a late commit would lower the committed offset.
 	committing chan struct{}
 }
 

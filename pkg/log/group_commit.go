@@ -41,7 +41,7 @@ func (g *Group) commitEvery(ctx context.Context, cl *kgo.Client) {
 
 // commit commits the low-water marks that have moved. A low-water mark is committed only if it is
 // above the partition's committed offset. So committed offsets only grow, except after a reset (see
-// checkPositions). The caller must hold the token of the channel g.committing.
+// checkPositions). The caller must have put its token into the channel g.committing.
 func (g *Group) commit(ctx context.Context, cl *kgo.Client, assignments []*assignment) {
 	moved := make(map[TopicPartition]*assignment, len(assignments))
 	offsets := make(map[TopicPartition]kgo.EpochOffset, len(assignments))

@@ -14,7 +14,8 @@ import (
 // positions and commits still use the broker.
 type Local interface {
 	// Open returns a Tail that begins at an offset of a partition. The offset must be that of a
-	// record or the end of the log. For any other offset, Open returns notify.KindGone.
+	// record or the end of the log. For any other offset, Open or the first call of Tail.Next returns
+	// notify.KindGone.
 	Open(tp TopicPartition, offset int64) (Tail, error)
 }
 

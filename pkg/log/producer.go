@@ -56,9 +56,9 @@ const (
 	// library.
 	ManyBrokers Brokers = ""
 	// OneBroker: one broker leads every partition, as the embedded broker does. The producer then
-	// sends small records itself, which needs fewer steps than the client library and no idempotent
-	// producer. Do not use OneBroker with Kafka, where only the client library can handle moved
-	// leaders and repeated requests.
+	// sends small records and the records of bulk lanes itself. This needs fewer steps than the
+	// client library and no idempotent producer. Do not use OneBroker with Kafka, where only the
+	// client library can handle moved leaders and repeated requests.
 	OneBroker Brokers = "one"
 )
 
@@ -368,9 +368,10 @@ func (d *deadlineContexts) close() {
 }
 
 // AppendFunc appends records as Append does, but does not wait for the result. It calls the
-// function done once with the result. This function runs on a goroutine of the client and must not
-// block. AppendFunc waits only while the buffer is full. If ctx has no deadline, AppendTimeout does
-// not apply: a frozen broker is then reported after about two seconds.
+// function done once with the result. Normally this function runs on a goroutine of the client, so
+// it must not block. If recs is empty or refused, AppendFunc calls done itself before it returns.
+// AppendFunc waits only while the buffer is full. If ctx has no deadline, AppendTimeout does not
+// apply: a frozen broker is then reported after about two seconds.
 func (p *Producer) AppendFunc(ctx context.Context, recs []Record, done func(error)) {
 	if len(recs) == 0 {
 		done(nil)

@@ -166,10 +166,11 @@ func checkConfirmed(said, g *api.LoadGrant, host string) error {
 	return nil
 }
 
-// checkHosts decides whether load may go to the server and its simulators. It returns the grant
-// that allows this, or nil if every host is a loopback address. It opens no connection and does not
-// check the signature of the grant: only the cluster that signed it can do this, and Consent asks
-// that cluster.
+// checkHosts decides whether load may go to the server and its simulators. With a grant it returns
+// this grant, if the grant allows the load. Without a grant it returns nil, if every host is a
+// loopback address. Otherwise it returns an error. It opens no connection and does not check the
+// signature of the grant: only the cluster that signed the grant can do this, and the function
+// load.Config.Consent asks that cluster.
 func (o *Options) checkHosts(s *load.Scenario, server, simulators string) (*api.LoadGrant, error) {
 	urls := []string{server}
 	if simulators != "" {
@@ -338,7 +339,7 @@ func serverOf(cl *api.Client) func(context.Context, bool) (load.Server, error) {
 // replayOf returns the action that replays all dead letters and waits until the replay job ends.
 func replayOf(cl *api.Client) func(context.Context) error {
 	return func(ctx context.Context) error {
-		op := *cl // copy the client only when the action runs, because cl.Load is set after the client was made
+		op := *cl // copy the client only when the action runs: connect sets cl.Load after it has called replayOf
 		op.Context, op.Reason = "load", "a scenario replays its dead letters"
 		plan, err := op.Plan(ctx, api.JobSpec{Kind: "replay", Filter: api.LetterFilter{State: "dead", All: true}, Canary: -1, Rate: 1000})
 		if err != nil || plan.Entries == 0 {

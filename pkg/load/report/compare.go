@@ -58,7 +58,7 @@ type Row struct {
 	Unit            string  `json:"unit"` // ns, /s, count or share
 	A               float64 `json:"a"`
 	B               float64 `json:"b"`
-	Noise           float64 `json:"noise,omitempty"` // three times the noise of a percentile or the spread of the backlogs, in Unit
+	Noise           float64 `json:"noise,omitempty"` // three times the noise of a percentile, or three times the spread of the backlogs; in Unit
 	Change          Change  `json:"change"`
 	UnjudgedBecause string  `json:"why,omitempty"` // why the figure was not judged
 }

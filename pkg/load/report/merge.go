@@ -146,9 +146,9 @@ func sameServer(parts []*load.Result) bool {
 	})
 }
 
-// mergeRest sets the fields with the merge tag "own": it takes the worst verdict and collects the
-// reasons, thresholds and markers of all segments. It also computes the figures in Result.Health
-// that depend on other fields.
+// mergeRest sets the verdict, the thresholds and the markers: it takes the worst verdict and
+// collects the reasons, thresholds and markers of all segments. It also computes the figures in
+// Result.Health that depend on other fields.
 func mergeRest(m *load.Result, parts []*load.Result) {
 	rank := []string{load.Valid, load.ConcurrencyBound, load.SinkBound, load.Inconclusive, load.GeneratorBound}
 	m.Verdict.Code = load.Valid

@@ -49,8 +49,9 @@ func (t Truncation) String() string {
 }
 
 // Open checks and repairs the log in Dir and starts the broker. When Open returns, the broker
-// serves requests. The caller must then run Run, which measures the log for the guard. If the
-// folder does not have the id Config.StoreID, Open returns the error "store_id_mismatch".
+// serves requests. The caller must then run Run, which measures the log for the guard. If the log
+// in the folder does not belong to Config.StoreID, Open returns the error "store_id_mismatch" (see
+// storeID).
 func Open(cfg Config) (*Broker, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -256,7 +257,7 @@ func (b *Broker) Truncated() []Truncation { return b.cuts }
 
 // Partitions returns the number of partitions of a topic, or 0 if the topic does not exist. For a
 // configured topic it returns the number that the topic had at the start, and does not ask kfake.
-// kfake answers only between two batches and their fsyncs, but every intake request calls
+// While kfake writes and fsyncs a batch, it does not answer. But every intake request calls
 // Partitions, and a batch request calls it six times.
 func (b *Broker) Partitions(topic string) int {
 	if n, ok := b.counts[topic]; ok {

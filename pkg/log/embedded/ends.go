@@ -117,8 +117,9 @@ func writeEnds(dir string, e *ends) error {
 }
 
 // writeEndsEvery writes the ends at the interval Config.Measure until ctx ends, and then one last
-// time. It writes nothing if the ends have not moved. The broker reports the ends only between two
-// batches. So all records below these ends are written, and in Fsync mode synced.
+// time. It writes nothing if the ends have not moved. The broker does not report the ends while it
+// writes or fsyncs a batch. So all records below the reported ends are written, and in Fsync mode
+// synced.
 func writeEndsEvery(ctx context.Context, b *Broker) {
 	tick := time.NewTicker(b.cfg.Measure)
 	defer tick.Stop()

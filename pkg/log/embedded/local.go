@@ -29,7 +29,7 @@ import (
 //
 // The consumer reads the same batches as a client that fetches: the acknowledged batches, which are
 // below the high watermark. It does not ask the broker for the high watermark, because the broker
-// answers only between two batches and their fsyncs. Instead, the producers of this process report
+// does not answer while it writes and fsyncs a batch. Instead, the producers of this process report
 // acknowledged appends (Appended). For appends of other clients, the broker is asked twice a second
 // (writeEndsIfMoved).
 
@@ -232,7 +232,7 @@ func (t *tail) readBatches(f *log.Fetched) error {
 	if n == 0 {
 		return t.openNextFile()
 	}
-	size := 0 // bytes of the complete batches in the buffer that begin below the end
+	size := 0 // bytes of the complete batches in the buffer that begin below the acknowledged end
 	for size < n {
 		more := sizeOf(t.ahead[size:n])
 		if more > int64(n-size) || n-size >= 8 && int64(binary.BigEndian.Uint64(t.ahead[size:])) >= f.End {

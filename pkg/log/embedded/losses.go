@@ -29,8 +29,9 @@ type Loss struct {
 	// Kept is the value of Config.Kept when the loss was found. Records below this offset were
 	// stored elsewhere.
 	Kept int64 `json:"kept"`
-	// After is the time of the record before the range. Before is the time of the record after the
-	// range. Both are in ms since 1970. 0: not known.
+	// The times of the lost records are between After and Before. After is the time of the record
+	// before the range. Before is the time of the record after the range; if there is no such record,
+	// Before may be the time of the check. Both are in ms since 1970. 0: not known.
 	After  int64 `json:"after,omitempty"`
 	Before int64 `json:"before,omitempty"`
 	// File is a path below Dir. The file holds the bytes that were found instead of the records. Empty:

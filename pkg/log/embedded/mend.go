@@ -6,7 +6,7 @@ import "math"
 type gap struct {
 	from, to      int64  // the first lost offset, and the offset after the last lost record
 	bytes         []byte // the bytes that were found instead of the records
-	after, before int64  // times of the record before the gap and of the record after it, ms since 1970; 0: not known
+	after, before int64  // bounds of the times of the lost records, ms since 1970, see Loss.After; 0: not known
 }
 
 // mended is a segment after repair.

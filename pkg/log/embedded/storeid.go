@@ -15,8 +15,8 @@ import (
 )
 
 // storeID returns the id of the log in a folder. For an empty folder it makes an id. The parameter
-// expected is the id that the database holds. If the two do not belong together, storeID returns
-// the error "store_id_mismatch" ("refused" in this table):
+// expected is the id that the database holds. If the log and the database do not belong together,
+// storeID returns the error "store_id_mismatch" ("refused" in this table):
 //
 //	folder              expected  result
 //	empty               none      a new id
