@@ -174,7 +174,7 @@ func statusText(code int) string {
 }
 
 // Worker returns the event functions with which workers count. While the tail has watchers, the
-// function Settled also publishes the outcomes of each window of receivers to it. The function
+// function Settled also publishes the outcomes of each window of receivers to the tail. The function
 // Finished also passes each finished envelope to the function observe.
 func (m *Metrics) Worker(tail *deadletter.Tail, observe func(*notify.Envelope)) worker.Events {
 	return worker.Events{

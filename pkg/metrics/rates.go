@@ -195,8 +195,8 @@ func computeRates(kept []sample, now sample) api.Rates {
 	return out
 }
 
-// roundHundredths rounds v to two digits to keep the series short: a process sends its series to the
-// other processes every 5 s.
+// roundHundredths rounds v to two decimal places, so that the series needs fewer bytes: in a cluster,
+// a process sends its series to the other processes every 5 s.
 func roundHundredths(v float64) float64 { return math.Round(v*100) / 100 }
 
 // lateness compares two readings of a histogram, a later one and an earlier one. It returns the

@@ -36,9 +36,9 @@ const (
 	fReceivers = 31
 )
 
-// AppendEnvelope appends the wire form of e (notify.v1.Envelope). The code is written by hand, because
-// every single send needs it: it takes 121 ns, and the generated code takes 474 ns. Decoding takes 317
-// ns without an allocation; the generated code takes 755 ns and 14 allocations
+// AppendEnvelope appends the wire form of e (notify.v1.Envelope). It is written by hand and not
+// generated, because it runs for every envelope: it takes 121 ns, and the generated code takes 474 ns.
+// Decoding takes 317 ns without an allocation; the generated code takes 755 ns and 14 allocations
 // (BenchmarkAppendEnvelope, BenchmarkDecodeEnvelope).
 func AppendEnvelope(b []byte, e *Envelope) []byte {
 	return AppendEnvelopeOf(b, e, &e.Content, e.Receivers)

@@ -1,8 +1,8 @@
 package notify
 
-// Ended is a record of the topic notifications-outcomes. It lists receivers of one envelope whose
-// notifications ended and did not fail. It is written only if the caller wants every outcome at its
-// outcomes URL. Workers write such records when they have finished an envelope, and the API writes
+// Ended is a record of the topic notifications-outcomes. It lists, for one envelope, the receivers
+// whose notifications ended and did not fail. It is written only if the caller wants every outcome at
+// its outcomes URL. Workers write such records when they have finished an envelope, and the API writes
 // one when a receipt arrives. The topic is internal: callers get the outcomes by callbacks, not
 // from the topic.
 type Ended struct {
@@ -20,8 +20,8 @@ type Ended struct {
 // EndedVersion is the version of Ended that this build writes and reads.
 const EndedVersion = 1
 
-// MaxEnded is the maximum number of receivers in a record. It also limits the receivers of one
-// callback.
+// MaxEnded is the maximum number of receivers in one Ended. A callback has the same limit, but its own
+// constant (outcomehook.maxOutcomes).
 const MaxEnded = 100
 
 // EndedReceiver is one receiver of an Ended.
@@ -33,9 +33,8 @@ type EndedReceiver struct {
 	Code     string `json:"code,omitempty"`
 	Provider string `json:"provider,omitempty"`
 	Attempts int    `json:"attempts,omitempty"` // number of provider calls
-	// Look is true if Status and the other fields above are not yet the final outcome. Then they
-	// are replaced: when the callback is made, Fold computes the state from all rows of the
-	// receiver.
+	// Look is true if Epoch, Status and Code are not yet final. Then outcomehook.Follower replaces
+	// them when it makes the callback: it computes them with Fold from all rows of the receiver.
 	Look bool `json:"look,omitempty"`
 	// Receipt is true if the record comes from a provider's receipt. A receipt may arrive before
 	// the outcome row of its call is durable. The reader of the record then reads the rows again

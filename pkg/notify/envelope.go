@@ -47,7 +47,7 @@ type Envelope struct {
 	Cause     string // only derived envelopes: code of the failure or deferral
 	Parent    uint64 // only derived envelopes: digest of the original chunk's receivers
 
-	Count     uint32 // number of receivers in the column
+	Count     uint32 // number of receivers in the field Receivers
 	Total     uint32 // only originals of a fan-out: number of receivers accepted in the whole request; 0: not known
 	Receivers []byte // packed column, see envelope.proto; read it with Each or a ReceiverReader
 }

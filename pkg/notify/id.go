@@ -58,8 +58,8 @@ func (d *Items) Item(i int) Base {
 	return out
 }
 
-// itemCipher determines the ids. A change of the key changes the ids, so it needs new versions
-// (intake.Version and trigger.Version).
+// itemCipher determines the ids of items. Another key would give other ids. So whoever changes the key
+// must also raise intake.Version and trigger.Version.
 var itemCipher = newItemCipher()
 
 func newItemCipher() cipher.Block {

@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// Kind says what an error means for the code that handles it. Each engine and each provider has
-// one function that translates foreign errors into a Kind. The API maps a Kind to an HTTP
-// status, the CLI to an exit code.
+// Kind says what an error means for the code that handles it. Each engine that uses a library has a
+// function translate, which turns the errors of the library into an Error with a Kind. The API maps
+// a Kind to an HTTP status, the CLI to an exit code.
 type Kind uint8
 
 const (

@@ -13,8 +13,8 @@ import (
 // topic. Nor may it commit an offset after that of the record.
 var ErrNewer = errors.New("written by a newer release")
 
-// newerRetry is the RetryAfter of ErrNewer. A repeated request may reach a process of the newer
-// release, which can read the value.
+// newerRetry is the RetryAfter of the error that Newer returns. A repeated request may reach a process
+// of the newer release, which can read the value.
 const newerRetry = 5 * time.Second
 
 // Newer returns an error with the code "store_newer" (KindUnavailable) that wraps ErrNewer. The

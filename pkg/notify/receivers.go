@@ -28,7 +28,7 @@ func (w *ReceiverWriter) Append(r Receiver) {
 		flags |= 2
 	}
 	b := w.buf
-	if delta < 0x80 && flags < 0x80 { // the common case; it saves 4 ns
+	if delta < 0x80 && flags < 0x80 { // the common case; appending the two bytes directly saves 4 ns
 		b = append(b, byte(delta), byte(flags))
 	} else {
 		b = binary.AppendUvarint(b, uint64(delta))

@@ -56,7 +56,7 @@ type Row struct {
 	Resent uint32
 
 	Default    Exception   // outcome of each position below DoneUpTo without an exception; its Pos and Addr are not used
-	Exceptions []Exception // ascending (Pos, Addr); DeferredAt explains the exception at DoneUpTo
+	Exceptions []Exception // ordered by Pos and then Addr; for an exception at DoneUpTo see DeferredAt
 
 	Caller   string
 	Campaign string
@@ -158,7 +158,8 @@ func StateOf(rows []Row, index, pos uint32) State {
 // FoldAddresses does: Deferred while any address waits.
 //
 // If an address is Deferred in a row, a later envelope continues with the address, and the row of
-// that envelope replaces the state. A receipt can change the states Sent and Unknown.
+// that envelope replaces the state. A receipt can change the states Sent and Unknown, and can change
+// Failed to Delivered.
 //
 // While a row is not done, Fold ignores its exceptions at and after position DoneUpTo, even those
 // of windows that finished before an earlier window. If DeferredAt says that the receiver waits,

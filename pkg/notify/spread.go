@@ -12,7 +12,7 @@ import (
 // A part is a shard of timers, or a partition of the log for users. The number can only be raised.
 // A request always uses the number that applied when its base was made. So the rows of the request
 // are still found after the number was raised. A Spread is immutable.
-type Spread struct{ steps []spreadStep } // both fields ascend from step to step
+type Spread struct{ steps []spreadStep } // the fields from and parts both ascend from step to step
 
 type spreadStep struct {
 	from  int64 // time from which the number parts applies, ms since 1970; 0 for the first step

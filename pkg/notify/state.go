@@ -6,7 +6,7 @@ import "fmt"
 type State uint8
 
 // The states. Sent and the states after it are terminal: no worker sends the notification again in
-// this epoch. A receipt may still change Sent and Unknown.
+// this epoch. A receipt may still change Sent and Unknown, and may change Failed to Delivered.
 const (
 	None State = iota
 	Accepted

@@ -86,8 +86,8 @@ type partitionFollower struct {
 }
 
 // toldBefore is the content of a caller's triggers that were made before a crash. An outcome that
-// was not ready before the crash is in none of these triggers, even if its place is before the
-// field last.
+// was not ready before the crash is in none of these triggers, even if its place comes before the
+// place in the field last.
 type toldBefore struct {
 	last     outcomePlace // place of the last outcome in these triggers
 	outcomes map[toldKey]struct{}
@@ -252,7 +252,7 @@ func (h *partitionFollower) createTriggers(ctx context.Context, caller string, e
 			before = &toldBefore{outcomes: map[toldKey]struct{}{}, firsts: map[outcomePlace]struct{}{}}
 			h.toldBefore[caller] = before
 		}
-		before.add(first.outcomePlace, &was) // the next round packs the same outcomes without these
+		before.add(first.outcomePlace, &was) // the next round omits the outcomes in was, because they are in a trigger
 	}
 	return left, nil
 }
@@ -261,9 +261,9 @@ func (h *partitionFollower) createTriggers(ctx context.Context, caller string, e
 // payload, or nil if no outcome is to be sent now. The result n is how many outcomes at the
 // beginning of es are dealt with: those in told are in the payload, and those in early are not
 // ready yet. The rest of these n outcomes are never sent, or are already in triggers that were made
-// before a crash (the parameter before). A payload never has outcomes both up to the place
-// before.last and after it. So the outcomes after this place make the same triggers as they would
-// have made without the crash.
+// before a crash (the parameter before). A payload that has an outcome up to the place before.last
+// has no outcome after this place. So the outcomes after this place go into the same triggers as
+// without the crash.
 func (f *Follower) pack(ctx context.Context, c *engine.Caller, es []outcomeEvent, before *toldBefore) (body []byte, n int, told, early []outcomeEvent, err error) {
 	p := newPacker(c.ID)
 	for ; n < len(es); n++ {

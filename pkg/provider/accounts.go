@@ -12,20 +12,21 @@ import (
 )
 
 const (
-	firstBlock   = time.Second // first block of an account if the provider names no time; doubles with each further refusal in a row
+	firstBlock   = time.Second // how long an account is blocked after a first refusal that names no time; doubles with each further refusal in a row
 	longestBlock = time.Minute
 	blocksMaxAge = 250 * time.Millisecond // greatest age of this process's copy of the shared blocks
 	longestWait  = time.Second            // longest wait before the first call in a queue asks for a permit again
 )
 
-// accounts contains the accounts of a provider and gives permits to use them. The rates, blocks and
-// circuit breakers of the accounts are in a limit.Pool. Their concurrent calls are counted here.
+// accounts contains the accounts of a provider and gives permits to use them. A limit.Pool contains
+// the rates of the accounts, their blocks (a blocked account is not called until a given time) and
+// their circuit breakers. Their concurrent calls are counted here.
 //
-// A call that needs a permit waits in the queue of its lane (see admit). Each queue is ordered by
-// category and then by arrival. Only the first call in each queue asks the pool, so a thousand
-// waiting calls need one timer. While a call of the fast lane waits, the bulk lane gets no permit.
-// Each concurrent call uses a slot of its account. The bulk lane never gets more than its share of
-// the slots.
+// A call that needs a permit waits in the queue of its lane (see the method admit). Each queue is
+// ordered by category and then by arrival. Only the first call in each queue asks the pool, so a
+// thousand waiting calls need one timer. While a call of the fast lane waits, the bulk lane gets no
+// permit. Each concurrent call uses a slot of its account. The bulk lane never gets more than its
+// share of the slots.
 type accounts struct {
 	provider      string
 	pool          *limit.Pool
@@ -70,8 +71,8 @@ type accountConfig struct {
 	calls int
 }
 
-// newAccounts makes one account for each config. The parameter blocks shares the blocks of accounts
-// with other processes. If it is nil, they are not shared.
+// newAccounts makes one account for each config. The parameter blocks tells the other processes which
+// accounts are blocked, and until when. If it is nil, a block applies in this process only.
 func newAccounts(provider string, configs []accountConfig, bulkShare float64, breaker limit.BreakerConfig, blocks limit.Blocks, log *slog.Logger) (*accounts, error) {
 	p := &accounts{provider: provider, shared: blocks != nil, log: log, bulkShare: cmp.Or(bulkShare, 0.5), share: Share{1, 1}}
 	p.sharedBuckets, _ = blocks.(*limit.Shared)
@@ -95,10 +96,10 @@ func (p *accounts) findAccount(name string) *account {
 }
 
 // slotsFor returns how many of the account's slots (concurrent calls) a lane may use in this
-// process, at least 1. Some slots are only for the fast lane. Of these, a process may use as large
-// a part as it has of the fast lane's partitions. The other slots are for both lanes. Of these, it
-// may use as large a part as it has of the bulk lane's partitions. So all processes together use at
-// most all slots, even if some processes have only bulk partitions. The caller holds p.mu.
+// process, at least 1. Some slots are only for the fast lane; this process may use the part
+// p.share.Fast of them. The other slots are for both lanes; this process may use the part
+// p.share.Bulk of them. So all processes together use at most all slots, even if some processes
+// have only bulk partitions. The caller holds p.mu.
 func (p *accounts) slotsFor(a *account, lane limit.Lane) int {
 	bulk := p.bulkShare * p.share.Bulk
 	if lane == limit.Bulk {

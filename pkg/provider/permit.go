@@ -64,8 +64,8 @@ func (m *permit) giveBack() (slots int) {
 	return slots
 }
 
-// freeSlots gives slots of an account back and wakes the first call of each queue. These calls may
-// also use tokens that were given back before, because giveBack wakes no call.
+// freeSlots gives slots of an account back and wakes the first call of each queue. The woken calls may
+// also find the tokens that giveBack has given back: giveBack itself wakes no call.
 func (p *accounts) freeSlots(a *account, slots int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -257,9 +257,9 @@ func (p *accounts) chooseAccount(now time.Time, lane limit.Lane, n int) (*permit
 	return nil, longestWait
 }
 
-// minWorth returns the smallest number of messages for which a call is made at once. If there are
-// tokens only for fewer messages, the call waits for more tokens. The number is how many tokens the
-// slowest account gets for the lane in the time p.gather, but at least 1 and at most n.
+// minWorth returns the smallest number of messages for which a call is made at once: as many as the
+// slowest account gets tokens for the lane in the time p.gather, but at least 1 and at most n. If
+// there are tokens only for fewer messages, the call waits for more tokens.
 func (p *accounts) minWorth(lane limit.Lane, n int) int {
 	if n == 1 {
 		return 1

@@ -53,7 +53,7 @@ type pushClient struct {
 	// meaning classifies an answer.
 	meaning func(a *providerAnswer, now time.Time) (notify.Result, answerAction)
 	// header returns the header fields of a kind of push, without the fields that newFields adds to
-	// every push. nil: there are no such fields.
+	// every push. nil: no kind has fields of its own.
 	header func(kind pushKind) []h2.Field
 
 	pool  *h2.Pool

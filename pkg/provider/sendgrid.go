@@ -35,7 +35,8 @@ type SendGridConfig struct {
 	BulkShare float64
 	// Breaker configures the breaker of each pool. Default: the defaults of package limit.
 	Breaker limit.BreakerConfig
-	// Blocks shares the blocks of accounts with the other processes. Default: they are not shared.
+	// Blocks tells the other processes which accounts are blocked, and until when. Default: a block
+	// applies in this process only.
 	Blocks limit.Blocks
 	// Log gets errors when SendGrid refuses our credentials.
 	Log *slog.Logger `default:"discard"`

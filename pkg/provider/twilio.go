@@ -42,7 +42,8 @@ type TwilioConfig struct {
 	BulkShare float64
 	// Breaker configures the breaker of each account. Default: the defaults of package limit.
 	Breaker limit.BreakerConfig
-	// Blocks shares the blocks of accounts with the other processes. Default: they are not shared.
+	// Blocks tells the other processes which accounts are blocked, and until when. Default: a block
+	// applies in this process only.
 	Blocks limit.Blocks
 	// Log gets errors when Twilio refuses an account.
 	Log *slog.Logger `default:"discard"`

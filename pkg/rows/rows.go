@@ -44,8 +44,9 @@ type Change struct {
 	Number  func(i int, n uint64) []Row
 	Numbers int
 	// Stored is called after the change is durable. nil: no call. It is called even if the Swap has
-	// already returned because its context ended. The engine calls the Stored functions of a
-	// partition in the order of their n. A Stored function must not wait.
+	// already returned because its context ended. If changes of a partition have Number functions,
+	// the engine calls their Stored functions in the order of the n of these changes. A Stored
+	// function must not wait.
 	Stored func()
 }
 
@@ -70,14 +71,14 @@ type Scanner interface {
 // Partitions stores rows. One write changes one partition.
 type Partitions interface {
 	Scanner
-	// Get returns the values of keys, in the order of keys. The value is nil for a key that
-	// has no row. If a Swap of one of these rows is running, Get waits until the Swap ends.
-	// So every value that a Swap compared (Expect) or stored (Set) is durable when Get
+	// Get returns one value for each of the given keys, in the order of the arguments. The value is
+	// nil for a key that has no row. If a Swap of one of these rows is running, Get waits until the
+	// Swap ends. So every value that a Swap compared (Expect) or stored (Set) is durable when Get
 	// returns it.
 	Get(ctx context.Context, p Partition, keys ...string) ([][]byte, error)
 	// Swap compares the rows in Expect of all changes with the stored rows. If all are
 	// equal, it applies all changes and returns true. Otherwise it changes nothing and
-	// returns false. It calls the Number functions in the order of cs. An engine that
+	// returns false. It calls the Number functions in the order of the arguments. An engine that
 	// implements Partitions but not Rows accepts only one change, without Insert and
 	// Number. After an error the changes may have been applied.
 	Swap(ctx context.Context, cs ...Change) (won bool, err error)

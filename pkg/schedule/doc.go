@@ -23,8 +23,8 @@
 //	        the rows of a move that lost. A reader that does not find all rows reads the
 //	        head again.
 //
-// Generations: the rows of a moved schedule carry the version that the head gets by this move. A
-// release drops rows of a lower generation than that in the head. Rows of a higher generation
+// Generations: the generation of a moved schedule's rows is the version that the move gives to the
+// head. A release drops rows of a lower generation than that in the head. Rows of a higher generation
 // belong to a move that has not swapped the head yet, or never will. When the minute of these rows
 // is closed (see pkg/timer), the release increases the version of the head, so that the swap of the
 // move fails. So a generation equals the version of the head that its move stored, and is never used

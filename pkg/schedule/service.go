@@ -225,7 +225,8 @@ func (v *View) chunks() func(yield func(notify.Chunk) bool) {
 	}
 }
 
-// timerRow reads one timer, from the hot table or, if it is not there, from the cold table.
+// timerRow reads one timer from Config.Timers (the near future) or, if it is not there, from
+// Config.Cold (the far future).
 func (s *Service) timerRow(ctx context.Context, c notify.Chunk, gen uint32, fireAt int64, shards notify.Spread) (engine.Timer, bool, error) {
 	id := c.TimerID(gen)
 	shard := engine.ShardOf(id, shards)

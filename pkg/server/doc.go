@@ -1,9 +1,10 @@
 // Package server is notifyd's HTTP API: routes, authentication and limits.
 //
-// Every request passes the same steps in handle.go: admission, token, scope, rate of its caller,
-// body, handler. The route table in routes.go contains the scope and the limits of each route; a
-// test compares it with the embedded OpenAPI document. Handlers return errors with a notify.Kind,
-// and exchange.fail turns each error into an answer.
+// Every request with a token passes these steps in handle.go: limit of concurrent requests, token,
+// scope, rate of its caller, admission (only batches and fan-outs), body, handler. The route table
+// in routes.go contains the scope and the limits of each route; a test compares it with the
+// embedded OpenAPI document. Handlers return errors with a notify.Kind, and exchange.fail turns
+// each error into an answer.
 //
 // These files protect the server from overload:
 //

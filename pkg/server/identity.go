@@ -107,7 +107,7 @@ func (c *claims) UnmarshalJSON(b []byte) error {
 // time that overflows.
 func readDate(b []byte, to *jwt.NumericDate) error {
 	seconds, err := strconv.ParseFloat(string(b), 64)
-	if err != nil || math.Abs(seconds) > 1<<40 { // 36,812 years
+	if err != nil || math.Abs(seconds) > 1<<40 { // until the year 36,812
 		return errors.New("the value is not a number of seconds since 1970")
 	}
 	*to = *jwt.NewNumericDate(time.UnixMilli(int64(seconds * 1000)))

@@ -26,16 +26,17 @@ const (
 // buffer is pooled memory for a body. The length of b is a power of two.
 type buffer struct{ b []byte }
 
-// share counts the bytes that the bodies of one caller use in a memory. memory.mu guards it.
+// share counts how many bytes of a memory (see the type below) the bodies of one caller use. memory.mu
+// guards it.
 type share struct{ held int64 }
 
 // memory bounds the bytes that all bodies use at the same time, shares them between callers, and
 // pools the buffers.
 //
-// The bodies of one caller may use at most as much memory as is then still free. So a caller that
-// is alone can use half of the memory. A second caller can then use half of the rest, and so on. In
-// the long run n busy callers get 1/(n+1) of the memory each. This limit does not apply to the only
-// body of a caller: it needs only enough free memory.
+// A body may grow only if afterwards all bodies of its caller together use at most as much memory
+// as is still free. So a caller that is alone can use half of the memory. A second caller can then
+// use half of the rest, and so on. In the long run n busy callers get 1/(n+1) of the memory each.
+// This limit does not apply to the only body of a caller: it needs only enough free memory.
 type memory struct {
 	size int64
 	wait time.Duration // how long a body waits for memory; 0: it does not wait

@@ -39,7 +39,7 @@ type knownNotification struct {
 
 // findNotification returns a notification that the request may see. The result fanout is true if
 // the parameter raw is the id of a fan-out request and not of one of its receivers. Then k.found is
-// the first receiver of the fan-out.
+// the first receiver of the fan-out or, if k.scheduled is set, contains no receiver.
 func findNotification(x *exchange, raw string) (k knownNotification, fanout bool, err error) {
 	ctx, st := x.r.Context(), x.srv.deps
 	id, err := notify.ParseID(raw)

@@ -102,8 +102,8 @@ func (c *callerTable) admitRequest(ctx context.Context, id string, now time.Time
 // used yet.
 //
 // A lease has about as many tokens as the process uses in the time leaseTarget. Unused tokens are
-// lost for the other processes. So large leases in many processes would refuse a caller far below
-// its rate.
+// lost for the other processes. So if many processes took large leases, they would refuse a caller
+// far below its rate.
 type tokenLease struct {
 	mu        sync.Mutex
 	size      int       // tokens when the lease began
@@ -209,8 +209,8 @@ func seconds(d time.Duration) int64 { return max(1, int64((d+time.Second-1)/time
 
 // recentCache is a bounded map that drops entries that were not used recently. It has two
 // generations. When the younger generation is full, the older one is dropped, the younger one takes
-// its place, and a new generation begins. Every operation is O(1). Every request makes a hit, so a hit
-// must be cheap: it does not reorder a list, as it does in an LRU cache.
+// its place, and a new generation begins. Every operation is O(1). Nearly every request makes a
+// hit, so a hit must be cheap: unlike a hit in an LRU cache, it does not reorder a list.
 type recentCache[K comparable, V any] struct {
 	max int // largest number of entries of a generation
 

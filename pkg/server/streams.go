@@ -77,7 +77,7 @@ func tailOutcomes(x *exchange) error {
 }
 
 // tailFilter returns the filter of the request. It selects the caller's own outcomes, unless an
-// operator names another caller.
+// operator names another caller, or all callers ("*").
 func tailFilter(x *exchange) (api.TailFilter, error) {
 	f := api.TailFilter{Caller: x.id.Caller, Channel: x.query.text("channel"), Category: x.query.text("category"), Status: x.query.text("status")}
 	switch name := x.query.text("caller"); name {

@@ -215,7 +215,7 @@ func (p *Pool) requestsLeft(n int) {
 	}
 }
 
-// maxTries is how often a request may be started on a connection.
+// maxTries is how many times a request may be started, counted over all connections.
 const maxTries = 3
 
 // requeue puts a request back into the queue, before the other requests of its rank. It returns

@@ -241,9 +241,9 @@ func (c *conn) onData(f *http2.DataFrame) error {
 	if c.recvWindow -= n; c.recvWindow < 0 {
 		return http2.ConnectionError(http2.ErrCodeFlowControl)
 	}
-	// Let the server send as many bytes again as have arrived, even before they are used. Other
-	// limits bound the memory: an answer has at most MaxAnswer bytes, and this side decides how
-	// many streams exist.
+	// Give the window space of the bytes that arrived back to the server, even before this side has
+	// used the bytes. Other limits bound the memory: an answer has at most MaxAnswer bytes, and this
+	// side decides how many streams exist.
 	if c.ungranted += n; c.ungranted >= connWindow/4 {
 		_ = c.ctlFr.WriteWindowUpdate(0, uint32(c.ungranted))
 		c.recvWindow += c.ungranted
