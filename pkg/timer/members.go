@@ -203,7 +203,8 @@ func (m *membership) heirOf(n uint16) string {
 }
 
 // preferredMember returns the member with the highest rendezvous weight for a shard. When a member
-// joins or leaves, only the shards of this member get another preferred member.
+// joins or leaves, the preferred member changes only for those shards for which this member has the
+// highest weight.
 func preferredMember(members []string, shard uint16) (best string) {
 	var top uint64
 	for _, m := range members {
