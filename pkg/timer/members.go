@@ -127,8 +127,8 @@ func (m *membership) checkHealth() {
 }
 
 // planHandOvers chooses shards of this engine that, by rendezvous hashing, should belong to another
-// member. It chooses at most an eighth of this engine's shards at a time, because the new owner of
-// a shard must read the shard's open minutes again.
+// member. It chooses at most an eighth of this engine's shards, rounded up, at a time, because the
+// new owner of a shard must read the shard's open minutes again.
 func (m *membership) planHandOvers(members []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
