@@ -31,9 +31,9 @@ type Field struct {
 }
 
 // Fields returns the exported fields of the struct v. The key of a field is its tag koanf, or its
-// name in snake case if it has no tag. A struct field with the tag is a section of the file: Fields
-// returns the fields of the section, with the section's key before their keys. It omits fields
-// tagged koanf:"-".
+// name in snake case if it has no tag. A field that is itself a struct and has this tag is a
+// section of the file: Fields returns the fields of the section, with the section's key before
+// their keys. It omits fields tagged koanf:"-".
 func Fields(v reflect.Value) (fields []Field) {
 	for i := range v.NumField() {
 		t := v.Type().Field(i)
@@ -150,9 +150,9 @@ func (f Field) Range() string {
 type Fault struct{ Key, Text string }
 
 // Check returns those values of a struct that break their rules. The parameter c points to the
-// struct. The map forms has one function for each value of the tag "is". The function returns what
-// is wrong with a text, or "" if nothing is wrong. For a list Check calls it for each item. If the
-// map is nil, Check ignores the tag "is".
+// struct. The map forms has one function for each value of the tag "is". Such a function returns
+// what is wrong with a text, or "" if nothing is wrong. If a value is a list, Check calls the
+// function for each item. If the map is nil, Check ignores the tag "is".
 func Check(c any, forms map[string]func(text string) string) (faults []Fault) {
 	for _, f := range Fields(reflect.ValueOf(c).Elem()) {
 		if f.Value.IsZero() && f.Tag.Get("empty") != "" {

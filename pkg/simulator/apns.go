@@ -59,7 +59,7 @@ const (
 func (a *apnsServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, voipMaxPayload+1))
 	if err != nil {
-		return // the request was incomplete, so it does not count
+		return // the request was incomplete, so the ledger does not count it
 	}
 	c := &providerCall{provider: APNs, fault: a.fault}
 	attempt := r.Header.Get("Apns-Id")
@@ -153,8 +153,8 @@ func (a *apnsServer) checkHeaders(r *http.Request) string {
 	return ""
 }
 
-// apnsPayload holds the fields of a payload that the simulator reads. User data are top-level
-// fields, like aps. The field seq may be a number or a text.
+// apnsPayload holds the fields of a payload that the simulator reads. The fields ntf, usr and seq
+// of the sender are at the top level, beside aps. The field seq may be a number or a text.
 type apnsPayload struct {
 	APS json.RawMessage `json:"aps"`
 	ID  string          `json:"ntf"`
@@ -205,7 +205,7 @@ func withAPNsID(a providerAnswer, id string) providerAnswer {
 }
 
 // isDeviceToken accepts hexadecimal tokens of 32 to 200 bytes. Apple says that clients must not
-// assume a length. The upper limit keeps the path of the request short.
+// assume a length, so the range is wide. The upper limit keeps the path of the request short.
 func isDeviceToken(s string) bool {
 	if len(s) < 64 || len(s)%2 != 0 || len(s) > 400 {
 		return false

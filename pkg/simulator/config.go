@@ -37,7 +37,7 @@ type Config struct {
 	Receipts Receipts
 
 	// LedgerFile is a file that gets a JSON line for each receiver of each request. At the start
-	// the simulator counts the lines that the file already has. Empty: no file.
+	// the ledger counts the receivers in the lines that the file already has. Empty: no file.
 	LedgerFile string
 
 	// LedgerMemory is about how many bytes of memory the ledger may use. The ledger stores the rest

@@ -31,26 +31,27 @@ import (
 //	PUT    /control/receipts                   Receipts
 //	PUT    /control/optouts/{phone}            refuse messages with 21610; DELETE ends this
 //	POST   /control/reset                      calls Reset
-//	GET    /ledger/totals?settle=              settle=true: first compare the waiting deliveries
-//	                                           (order.pending)
+//	GET    /ledger/totals?settle=              settle=true: first check the order of the waiting
+//	                                           deliveries (order.pending)
 //	GET    /ledger?id=                         404 for an unknown id
 //	GET    /ledger/duplicates?limit=           reads pairs until all duplicates are found
 //	GET    /ledger/bases                       reads all pairs; takes minutes for a billion pairs
 //	GET    /ledger/base?base=&expected=&bits=  missing receivers of a fan-out; bits=true: one bit per
 //	                                           index
-//	GET    /ledger/order                       order of all deliveries so far; examples only while all
-//	                                           users fit into memory
+//	GET    /ledger/order                       an OrderReport about all deliveries so far; it gets
+//	                                           examples only while all users fit into memory
 //	GET    /ledger/dump?since_ms=              NDJSON, one line per (id, address); only ids that were
 //	                                           made at this time or later
 //	GET    /ledger/arrivals?since=             first deliveries in order, from a cursor on, for
 //	                                           ParseArrivals;
-//	                                           Ledger-Cursor is the next cursor. since=end: no rows,
-//	                                           only the cursor
+//	                                           the header Ledger-Cursor has the next cursor.
+//	                                           since=end: no rows, only the cursor
 //	POST   /ledger/check                       ids, one per line; returns the ids that were not delivered
 //	DELETE /ledger                             forget everything
 //	GET    /callbacks/totals                   counts and lateness of the calls of triggers
-//	GET    /callbacks?id=                      calls of one trigger, the latest 1,000 with header and
-//	                                           body; 404 if there were none
+//	GET    /callbacks?id=                      calls of one trigger; header and body only for the
+//	                                           latest 1,000 calls of all triggers; 404 if the
+//	                                           trigger has no calls
 //	GET    /callbacks/dump?since_ms=           NDJSON, one line per call at this time or later
 //	PUT    /callbacks/secret                   {"secret"}: the secret that must sign the calls
 //	DELETE /callbacks                          forget everything

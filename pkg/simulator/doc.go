@@ -1,8 +1,8 @@
 // Package simulator simulates the four providers that notifyd talks to. It listens on loopback and
 // speaks their real protocols: APNs (HTTP/2, ES256 tokens), FCM HTTP v1 (with its OAuth token
-// endpoint), Twilio Programmable Messaging and SendGrid v3. A client only needs another base URL, a
-// CA and keys. So `notifyd dev`, the demo, the tests, the torture runs and the load runs use the
-// same clients as production.
+// endpoint), Twilio Programmable Messaging and SendGrid v3. A client of the real providers needs
+// only the base URL, the CA and the keys of the simulator. So `notifyd dev`, the demo, the tests,
+// the torture runs and the load runs use the same clients as production.
 //
 // # Flow
 //
@@ -28,9 +28,10 @@
 //	Twilio    query parameter "id" of the StatusCallback URL, or else "ref"
 //	SendGrid  custom_args.ntf of the personalization, or else of the request
 //
-// The fields "usr" and "seq" in the same place let the ledger check the order of messages. In the
-// first deliveries to one address of one user, seq must rise. In an SMS the two fields are the end
-// of the body: " #usr:seq".
+// The fields "usr" and "seq" in the same place let the ledger check the order of messages. If the
+// first delivery of a message has a lower seq than an earlier first delivery to the same user at
+// the same address, the message is out of order. In an SMS the two fields are the end of the body:
+// " #usr:seq".
 //
 // # Callbacks
 //
@@ -41,12 +42,12 @@
 //
 // # Faults
 //
-// A [Rule] describes requests by provider, account, IP pool or prefix of the address. It selects a
-// share of these requests, the next n requests, or all requests until a given time. And it says what
-// happens to the selected requests. Which requests belong to a share depends only on the seed, the
-// rule, and the number of requests that have matched the rule before. Rules are added by
-// [Simulator.AddRule] or over HTTP on the control listener. The control listener also serves the
-// ledger and the inbox page; control.go lists its routes.
+// A [Rule] describes requests by provider, account, IP pool, template, notification id or prefix of
+// the address. It selects a share of these requests, the next n requests, or all requests until a
+// given time. And it says what happens to the selected requests. Which requests belong to a share
+// depends only on the seed, the rule, and the number of requests that have matched the rule before.
+// Rules are added by [Simulator.AddRule] or over HTTP on the control listener. The control listener
+// also serves the ledger and the inbox page; control.go lists its routes.
 //
 // # Life
 //

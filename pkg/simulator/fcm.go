@@ -111,7 +111,7 @@ func (f *fcmServer) send(w http.ResponseWriter, r *http.Request) {
 	}
 	body, err := io.ReadAll(io.LimitReader(r.Body, fcmMaxBody+1))
 	if err != nil {
-		return // the request was incomplete, so it does not count
+		return // the request was incomplete, so the ledger does not count it
 	}
 	var req fcmRequest
 	dec := json.NewDecoder(bytes.NewReader(body))

@@ -95,9 +95,9 @@ func (b *inbox) messages() []Message {
 	return out
 }
 
-// text returns the title and the body as the receiver sees them, with values inserted for the tags.
-// For a template of the provider it returns only the template's id and values, because the
-// simulator does not have the template.
+// text returns the title and the body as the receiver sees them: with the receiver's values instead
+// of the substitution tags. For a template of the provider it returns only the template's id and
+// values, because the simulator does not have the template.
 func (e *inboxEntry) text() (title, body string) {
 	if e.push != nil {
 		return e.alert()

@@ -82,7 +82,7 @@ type Ledger struct {
 	arrivals         *arrivalLog
 	lastFanoutText   string // text of the last fan-out id, up to its index
 	lastFanoutBase   notify.Base
-	foreign          map[notify.ID]string // texts of ids that are not notification ids, by the key of parseID
+	foreign          map[notify.ID]string // texts of ids that are not notification ids, by the key that parseID returns
 	orders           *userOrders
 	examples         []Reordered // the first keepReordered reordered messages
 	recentDuplicates []Duplicate // a ring with the last keepDups duplicates
@@ -222,8 +222,8 @@ func (l *Ledger) mergeOrders(wait bool) {
 	l.writeEnded.Broadcast()
 }
 
-// Settle merges all waiting order events (see mergeOrders). After Settle the counts are exact for
-// all receivers that were recorded before the call.
+// Settle merges all waiting order events (see mergeOrders). After that, Order reports on all
+// receivers that were recorded before the call.
 func (l *Ledger) Settle() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

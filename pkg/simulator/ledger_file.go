@@ -44,8 +44,8 @@ type ledgerLine struct {
 	UserSeq  uint64   `json:"useq,omitempty"`
 }
 
-// openLedgerFile opens or creates the file at path. It counts the lines of the file into l, and
-// prepares the file for more lines. If the last line is incomplete, it removes that line.
+// openLedgerFile opens or creates the file at path. It adds the receivers in the file to the counts
+// of l, and prepares the file for more lines. If the last line is incomplete, it removes that line.
 func openLedgerFile(path string, l *Ledger) (*ledgerFile, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -64,14 +64,15 @@ func openLedgerFile(path string, l *Ledger) (*ledgerFile, error) {
 	return &ledgerFile{f: f}, nil
 }
 
-// replayLines counts the complete lines of r. It returns the offset of their end.
+// replayLines adds the receivers in the complete lines of r to the counts of l. It returns the
+// offset of their end.
 func replayLines(l *Ledger, r io.Reader) (int64, error) {
 	var end int64
 	br := bufio.NewReaderSize(r, 1<<20)
 	for {
 		line, err := br.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
-			return end, nil // the process ended while it wrote a line without an end
+			return end, nil // line is empty, or the process ended while it wrote the line
 		}
 		if err != nil {
 			return 0, err

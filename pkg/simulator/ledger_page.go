@@ -48,8 +48,9 @@ func (k *pageKey) compare(o *pageKey) int {
 // uses only slot 0.
 type pairPage struct {
 	seen uint64
-	// onlyVersion is used only in a pairTable. It is true if no older version of this page existed
-	// when this version was made. Then its slots have no older versions either.
+	// onlyVersion is used only in a pairTable. It is true if no other table and no run contained a
+	// version of this page when the page was added to the table. Then its slots have no older
+	// versions in other places.
 	onlyVersion bool
 	slots       [pageSize]pairSlot
 }
@@ -95,8 +96,8 @@ func newTable() *pairTable {
 	return &pairTable{places: map[pageKey]uint32{}, highestPage: map[notify.Base]uint32{}}
 }
 
-// Bytes of memory for a single notification, for a page of a fan-out, and for a fan-out. They
-// include the entries in the maps.
+// Bytes of memory for a single notification, for a page of a fan-out, and for the entry of a
+// fan-out in highestPage. The first two include the entry in places.
 const (
 	singleBytes = 24 + 52
 	fanBytes    = 16 + 24*pageSize + 52

@@ -21,7 +21,7 @@ import (
 // The caller of each method holds the lock of the ledger. Only writeRun runs without the lock.
 type pairStore struct {
 	dir    string
-	budget int // bytes of memory for hotTable; frozenTable may use as much again
+	budget int // bytes of memory for hotTable; frozenTable may use the same number of bytes in addition
 
 	hotTable    *pairTable
 	frozenTable *pairTable // nil: no table is being written

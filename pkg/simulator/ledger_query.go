@@ -99,7 +99,7 @@ type Delivery struct {
 	Status     int       `json:"status"`     // status of the last answer; 0: no answer
 }
 
-// Duplicate describes a delivery of a pair that had been delivered before.
+// Duplicate describes a delivery of an (id, address) pair that had been delivered before.
 type Duplicate struct {
 	ID          string    `json:"id"`
 	Provider    Provider  `json:"provider"`
@@ -115,7 +115,8 @@ type Duplicate struct {
 // each address.
 type OrderReport struct {
 	Users int `json:"users"` // number of (user, address) pairs
-	// Pending counts deliveries that were not compared yet, because not all users fit into memory.
+	// Pending counts first attempts and first deliveries whose order was not checked yet. They wait
+	// only while not all users fit into memory.
 	Pending           uint64      `json:"pending,omitempty"`
 	Reordered         uint64      `json:"reordered"`          // first deliveries that came out of order
 	ReorderedAttempts uint64      `json:"reordered_attempts"` // first attempts that came out of order
@@ -299,8 +300,8 @@ func (l *Ledger) Duplicates(limit int) (pairs []Delivery, recent []Duplicate) {
 	return pairs, append(append([]Duplicate{}, l.recentDuplicates[l.nextDuplicate:]...), l.recentDuplicates[:l.nextDuplicate]...)
 }
 
-// Order reports on the order of the first deliveries that have been compared. After Settle these
-// are all first deliveries.
+// Order reports on the order of first attempts and first deliveries. It leaves out those that wait
+// for a merge (see OrderReport.Pending). After Settle none of them waits.
 func (l *Ledger) Order() OrderReport {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -31,7 +31,7 @@ type runCursor struct {
 	head  pageHead
 }
 
-// newCursor returns a cursor at the first key that is not less than the key from.
+// newCursor returns a cursor at the first key that is not less than the parameter from.
 func newCursor(r *ledgerRun, from *pageKey) (*runCursor, error) {
 	c := &runCursor{r: r, block: r.blockOf(from) - 1}
 	if from.compare(&r.last) > 0 {
@@ -62,8 +62,8 @@ func (c *runCursor) next() (err error) {
 	return nil
 }
 
-// pages yields the pages whose keys are not less than the key from, in order. It yields each page
-// once, with the newest versions of its slots. The parameter mem lists the pages that were in
+// pages yields, in order, the pages whose keys are not less than the parameter from. It yields each
+// page once, with the newest versions of its slots. The parameter mem lists the pages that were in
 // memory at the start; their current state is read from memory. The other pages are read from the
 // runs. No lock is held while the caller uses a page. If reading from disk fails, the iteration
 // ends, and Summary reports the error.
@@ -131,7 +131,7 @@ func (l *Ledger) eachPage(mem []pageKey, runs []*ledgerRun, from pageKey, yield 
 	return nil
 }
 
-// allPages yields all pages whose base is not less than the base from.
+// allPages yields all pages whose base is not less than the parameter from.
 func (l *Ledger) allPages(from notify.Base) iter.Seq2[*pageKey, *pairPage] {
 	return func(yield func(*pageKey, *pairPage) bool) {
 		l.mu.Lock()
@@ -146,8 +146,9 @@ func (l *Ledger) allPages(from notify.Base) iter.Seq2[*pageKey, *pairPage] {
 // while the caller uses a pair.
 func (l *Ledger) All() iter.Seq[Delivery] { return l.Since(time.Time{}) }
 
-// Since yields the pairs of All whose ids were made at the time from or later. If an id contains no
-// time, the time of its first delivery is used. Since does not read pages of older ids.
+// Since yields the same pairs as All, but only those whose ids were made at the time in the
+// parameter from, or later. If an id contains no time, Since uses the time of its first delivery.
+// Since does not read pages of older ids.
 func (l *Ledger) Since(from time.Time) iter.Seq[Delivery] {
 	return func(yield func(Delivery) bool) {
 		l.mu.Lock()

@@ -86,7 +86,7 @@ func (p *personalization) recipients() []mailbox { return slices.Concat(p.To, p.
 func (m *mailServer) send(w http.ResponseWriter, r *http.Request) {
 	raw, err := readMail(r)
 	if err != nil && raw == nil {
-		return // the request was incomplete, so it does not count
+		return // the request was incomplete, so the ledger does not count it
 	}
 	var req mailRequest
 	bad := err

@@ -276,7 +276,7 @@ func (s *Simulator) Run(ctx context.Context) error {
 	return errors.Join(err, s.ledger.close())
 }
 
-// stopServer waits 200 ms for answers that are being sent. Then it closes all connections.
+// stopServer waits up to 200 ms for answers that are being sent. Then it closes all connections.
 func stopServer(srv *http.Server) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 	defer cancel()

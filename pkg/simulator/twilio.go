@@ -100,7 +100,7 @@ func (t *twilioServer) send(w http.ResponseWriter, r *http.Request) {
 	sid := r.PathValue("sid")
 	raw, err := io.ReadAll(io.LimitReader(r.Body, twilioMaxForm))
 	if err != nil {
-		return // the request was incomplete, so it does not count
+		return // the request was incomplete, so the ledger does not count it
 	}
 	if r.PathValue("file") != "Messages.json" {
 		writeAnswer(w, twilioError(20404, 0, r.URL.Path))

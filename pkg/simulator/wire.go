@@ -61,9 +61,9 @@ type WireStats struct {
 	Rejected uint64 `json:"rejected"` // streams that the server ignored, because they began after a GOAWAY
 }
 
-// wireServer serves APNs over HTTP/2. The server of net/http cannot refuse a stream or change a
-// limit of an open connection. It also cannot send GOAWAY while requests are in progress, and it
-// needs three times as much CPU per request.
+// wireServer serves APNs over HTTP/2. It replaces the server of net/http, which cannot refuse a
+// stream, change a limit of an open connection, or send GOAWAY while requests are in progress, and
+// which needs three times as much CPU per request.
 type wireServer struct {
 	sim     *Simulator
 	handler http.Handler

@@ -9,8 +9,9 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// Cancels stores every cancellation, under its version. For each scope it also stores the version
-// of the scope's first cancellation. Only this first cancellation has an effect.
+// Cancels stores the first cancellation of each scope under its version, a number that is higher
+// than every earlier version. It also stores this version under the scope. Later cancellations of
+// the same scope are not stored.
 type Cancels struct{ rows rows.Rows }
 
 // Put implements users.CancelStore.

@@ -9,7 +9,7 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// HoldKey identifies a queue of holds.
+// HoldKey identifies a queue of holds: the notifications of one user that wait in one strict lane.
 type HoldKey struct{ Lane, User string }
 
 // HoldQueues stores the packed queue of each lane and user.

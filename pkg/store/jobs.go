@@ -192,7 +192,7 @@ func (j *Jobs) Get(ctx context.Context, id string) (engine.Job, bool, error) {
 	return *job, true, nil
 }
 
-// Drop removes a job, its name and its entries. It returns notify.KindConflict if the stored
+// Drop removes a job, its entries and its id row. It returns notify.KindConflict if the stored
 // version differs from the parameter version, or if the job does not exist.
 func (j *Jobs) Drop(ctx context.Context, id string, version uint64) error {
 	var name []byte

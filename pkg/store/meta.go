@@ -8,10 +8,11 @@ import (
 	"github.com/notifyd/notifyd/pkg/rows"
 )
 
-// meta keeps a separate partition for each name. The partition has one row, with the value.
+// meta implements engine.Meta, a table of names and values. Each name has a separate partition,
+// with one row that contains the value.
 type meta struct{ rows rows.Partitions }
 
-// MetaOver returns the contract of the table of names and values. The table is stored in p.
+// MetaOver returns an engine.Meta whose names and values are stored in p.
 func MetaOver(p rows.Partitions) engine.Meta { return meta{p} }
 
 const metaKey = "v"

@@ -95,8 +95,8 @@ func (p *Prefs) putProfiles(ctx context.Context, ps []engine.Profile, check bool
 		}
 		c := rows.Change{Part: tablePrefs, Numbers: len(keys)}
 		// The variable given is the version of the last profile. It is not a named result of
-		// putProfiles: after Swap has returned an error, Stored may still read it in another
-		// goroutine.
+		// putProfiles: after Swap has returned an error, the function c.Stored may still read it in
+		// another goroutine.
 		var given uint64
 		for i, v := range stored {
 			old := storedVersion(v)
@@ -146,8 +146,9 @@ func (p *Prefs) Version(ctx context.Context) (uint64, error) {
 	})
 }
 
-// Scan implements users.ProfileStore. It ignores the parts and reads all profiles. The rows are
-// sorted by user id, so the profiles of a part are not next to each other.
+// Scan implements users.ProfileStore. It ignores the numbers of the wanted parts and reads all
+// profiles, because the rows are sorted by user id, and so the profiles of a part are not next to
+// each other.
 func (p *Prefs) Scan(ctx context.Context, _ []int, fn func(*engine.Profile) error) error {
 	return p.scanAfter(ctx, "", func(pr *engine.Profile) (bool, error) { return true, fn(pr) })
 }

@@ -22,8 +22,8 @@ func (q *queue) receipt(t takenMessage) string {
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-// writable returns an error if a write would fail now. Calls that write nothing use it to return
-// the same error.
+// writable returns an error if a write would fail now. Methods that write nothing in the store call
+// it, so that they fail in the same cases as methods that write.
 func (q *queue) writable(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return contextEnded(ctx)

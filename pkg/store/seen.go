@@ -38,13 +38,13 @@ type SeenStats struct {
 	Off      bool   // true: the filter is not used at the moment
 }
 
-// Filter remembers ids for a limited time in little memory. It answers either that it certainly
-// does not have an id, or that it may have the id. In the second case the caller must read the row.
-// Ids are hashes whose values are spread over all 64 bits.
+// Filter remembers ids for a limited time, its window, in little memory. It answers either that it
+// certainly does not have an id, or that it may have the id. In the second case the caller must
+// read the row. Ids are hashes whose values are spread over all 64 bits.
 type Filter interface {
-	// Add remembers ids for at least the filter's window. After an error some of the ids may be
-	// missing in the filter. Then the caller must call Incomplete before it calls the method Seen
-	// again.
+	// Add adds ids, which the filter then remembers for at least its window. After an error some of
+	// the ids may be missing in the filter. Then the caller must call Incomplete before it calls
+	// the method Seen again.
 	Add(ctx context.Context, ids []uint64) error
 	// Seen returns for each id whether the filter may have it. If the result maybe has the value
 	// false for an id, the id was not added since the time completeSince. But it may have been
@@ -244,11 +244,11 @@ func (s *Seen) Stats() SeenStats {
 	}
 }
 
-// filterID returns the id of a row in the filter. The upper half is the second in which the row's
-// request was made. The lower half is 32 bits of a hash. A filter with several parts chooses the
-// part by the upper half. So rows that are claimed together are in one or two parts. The id must be
-// the same in every process and every release. Otherwise a release would not find the ids that an
-// earlier release added.
+// filterID returns the id of a row in the filter. The upper 32 bits are the time at which the row's
+// request was made, in seconds since 1970. The lower 32 bits are from a hash. A filter with several
+// parts chooses the part by the upper 32 bits. So rows that are claimed together are in one or two
+// parts. The id must be the same in every process and every release. Otherwise a release would not
+// find the ids that an earlier release added.
 func filterID(k *notify.RowKey) uint64 {
 	var b [rowKeyLen]byte
 	return uint64(k.Chunk.Base.Time().Unix())<<32 | xxhash.Sum64(appendRowKey(b[:0], k))>>32

@@ -2,10 +2,11 @@
 // rows share this code: an engine embeds Contracts in its store. Start with Contracts and the
 // tables below. Each contract has its own files.
 //
-// Most methods that change a row read the row, decide, and replace the row by a compare and swap. If
-// another process has changed the row meanwhile, the method reads again. So such a method holds no
-// lock, and each answer is durable (see rows.Rows.Get). The methods of triggers take locks instead,
-// see triggers.go. Outcome rows and the messages of queues are written without a comparison.
+// Most methods that change a row read the row, decide, and replace the row by a compare and swap.
+// If another process has changed the row meanwhile, the method reads again. So such a method holds
+// no lock. What it reads and returns is durable, because a Get waits for running swaps (see
+// rows.Partitions). The methods of triggers take locks instead, see triggers.go. Outcome rows and
+// the messages of queues are written without a comparison.
 //
 // Two changes may be answered before they are durable: the acknowledgement of a message of a queue,
 // and a new end of the message's visibility timeout. If such a change is lost, the message is
@@ -193,7 +194,8 @@ func (c *Contracts) QueueBodies(ctx context.Context, name string, fn func(body [
 	return c.queues.get(name).eachBody(ctx, fn)
 }
 
-// Meta returns the table of identity and versions.
+// Meta returns the table of names and values, which contains for example the identity of the store
+// and the versions of formats.
 func (c *Contracts) Meta() engine.Meta { return MetaOver(c.rows) }
 
 // manyAtOnce is the maximum number of records that a purge or an import writes in one step.

@@ -205,7 +205,8 @@ func (t timerTable) Pending(ctx context.Context, fn func(*engine.Timer) error) e
 	})
 }
 
-// timers is the hot table together with the states of the shards.
+// timers is the table of hot timers (tableTimers) together with the states of the shards
+// (tableShards).
 type timers struct{ timerTable }
 
 func hotTimers(r rows.Rows) timerTable  { return timerTable{r, tableTimers, engine.MinuteMs} }

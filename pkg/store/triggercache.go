@@ -16,7 +16,7 @@ import (
 // holds the row's lock. It removes the header before it fills its batch (invalidate), and adds the
 // new header when the batch is durable (addWritten). A reader does not hold the lock. It calls
 // beginRead before it reads the row, and addRead afterwards. addRead caches the header only if no
-// writer has changed the stripe between the two calls.
+// writer has changed the row's stripe (headStripe) between the two calls.
 type triggerHeads [256]headStripe
 
 type headStripe struct {

@@ -9,8 +9,8 @@ import (
 	"github.com/notifyd/notifyd/pkg/notify"
 )
 
-// FormatDuration formats d with its largest unit or its two largest units: 450ms, 2h5m. d must not
-// be negative.
+// FormatDuration formats d with its largest unit or its two largest units: 450ms, 1.5s, 2h5m. d
+// must not be negative.
 func FormatDuration(d time.Duration) string {
 	switch {
 	case d < time.Microsecond:

@@ -58,7 +58,7 @@ func (p *Printer) Check() error {
 	return nil
 }
 
-// Table is the form for people. Its first row is the header.
+// Table is the form of a result that people read. Its first row is the header.
 type Table [][]string
 
 // List is the JSON form of every list. It is an object and not an array, so that a later release can

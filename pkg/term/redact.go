@@ -6,8 +6,8 @@ import (
 )
 
 // redactions are the patterns of secrets and addresses. A text that matches must never appear in a
-// log or a bundle. Such texts come from errors of libraries, which may quote a URL, a header or an
-// address.
+// log or in a debug bundle. Such texts come from errors of libraries, which may quote a URL, a
+// header or an address.
 var redactions = []struct {
 	re   *regexp.Regexp
 	with string

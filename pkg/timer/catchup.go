@@ -38,7 +38,7 @@ func (t *tenure) catchUpRange() (from, until int64, ok bool) {
 	t.catchUpFrom = min(t.catchUpFrom, t.catchUpAgain)
 	t.catchUpAgain = math.MaxInt64
 	if t.catchUpFrom >= t.catchUpUntil && t.loads[CatchUp].unacked == 0 && len(t.uncounted) == 0 && !t.counting {
-		t.leftCount = 0 // correct the count: rows written or forgotten meanwhile made it inexact
+		t.leftCount = 0 // nothing is left; rows written or forgotten meanwhile made the count inexact
 	}
 	return t.catchUpFrom, t.catchUpUntil, t.catchUpFrom < t.catchUpUntil && !t.loads[CatchUp].full && !t.lost
 }

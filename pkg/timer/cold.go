@@ -21,8 +21,9 @@ const (
 type housekeeper struct {
 	*Engine
 
-	// overdue lists days whose rows were already overdue when they were moved. The method purge keeps
-	// the heads of these timers until the timers are released. Engine.mu guards it.
+	// overdue lists days whose rows were already overdue when they were moved. The method purge
+	// keeps the heads of the timers in these rows until the timers are released. Engine.mu guards
+	// it.
 	overdue []promoted
 }
 
@@ -92,9 +93,9 @@ func (k *housekeeper) promoteShard(ctx context.Context, n uint16) error {
 			if _, owned := k.termOf(n); !owned {
 				return nil // the next owner begins again
 			}
-			// Store an overdue row under the current minute, which releases it at once. Never store
-			// it under the minute of its fire time. There a scan could find it long after its head
-			// was purged, and would release a cancelled timer.
+			// Store an overdue row under the current minute, so that its timer is released at once.
+			// Never store it under the minute of its fire time. There a scan could find it long
+			// after its head was purged, and would release a cancelled timer.
 			spread, err := k.cfg.Spread()
 			if err != nil {
 				return err

@@ -11,9 +11,9 @@ import (
 
 const (
 	nearBatch = 64
-	// nearLooks is how often the message of an undecided near timer may be received. Then the message
-	// is dropped. The row remains stored, so the timer is released when its minute is closed and
-	// scanned.
+	// nearLooks is how often the message of a near timer may be received while the engine cannot
+	// decide whether to release the timer. After that the message is dropped. The row remains
+	// stored, so the timer is released when its minute is closed and scanned.
 	nearLooks = 5
 )
 
@@ -30,8 +30,8 @@ type nearDelivery struct {
 type nearLine struct{ *Engine }
 
 // consume releases near timers from the queue until ctx ends. It puts timers of this engine's
-// shards into the wheel, except rows that the tenure has already loaded. It publishes timers of
-// other shards itself. The owners of these shards may publish the same timers again.
+// shards into the wheel, except timers whose rows the engine has already loaded. It publishes
+// timers of other shards itself. The owners of these shards may publish the same timers again.
 func (l *nearLine) consume(ctx context.Context) {
 	for ctx.Err() == nil {
 		if l.clockOff() {

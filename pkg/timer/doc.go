@@ -18,7 +18,7 @@
 // a minute that was closed meanwhile, its writer stores it again under the current minute.
 //
 // An owner works only while it trusts its lease. The store refuses writes with an earlier term. So
-// a paused owner cannot harm the next owner. In the worst case it publishes a timer twice.
+// a paused owner cannot harm the next owner. In the worst case both publish the same timer.
 //
 // Start reading at Engine.Run in engine.go. Leases are in owner.go, members.go and tenure.go.
 // Loading is in load.go, releases in release.go, cancelled and moved schedules in heads.go, closed

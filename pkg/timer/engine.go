@@ -17,8 +17,8 @@ import (
 // any goroutine, even before Run.
 //
 // For each owned shard a tenure loads timers and closes minutes. The releaser publishes the loaded
-// timers of all shards. One mutex guards both, because when a shard is lost, its timers must be
-// removed in the same step.
+// timers of all shards. One mutex guards both, because when a shard is lost, its tenure and its
+// loaded timers must be removed in one step.
 type Engine struct {
 	cfg   Config
 	began time.Time // start of the monotonic clock, which measures how long leases are trusted

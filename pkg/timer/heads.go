@@ -168,10 +168,10 @@ func (r *releaser) decideEntry(ctx context.Context, d headDecision, x *entry) (h
 	return v, h
 }
 
-// fenceMove decides about a row of a move that has stored the row but not yet swapped the head. The
-// row's minute is already closed. fenceMove raises the version of the head, so that the move's own
-// swap fails, however late it comes. Then the row can be dropped. Otherwise a late swap could leave
-// a schedule without rows.
+// fenceMove decides about a row that a move has stored, if the move has not swapped the head yet
+// and the row's minute is already closed. fenceMove raises the version of the head, so that the
+// move's own swap fails, however late it comes. Then the row can be dropped. Otherwise a late swap
+// could leave a schedule without rows.
 func (hs *headReader) fenceMove(ctx context.Context, d headDecision, h engine.ScheduleHead) headVerdict {
 	next := h
 	next.Base, next.At = d.base, hs.now()

@@ -127,8 +127,8 @@ func (m *membership) checkHealth() {
 }
 
 // planHandOvers chooses shards of this engine that, by rendezvous hashing, should belong to another
-// member. It chooses at most an eighth of this engine's shards at a time, because the new owner of
-// a shard must read the shard's open minutes again.
+// member. It chooses at most an eighth of this engine's shards, rounded up, at a time, because the
+// new owner of a shard must read the shard's open minutes again.
 func (m *membership) planHandOvers(members []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -203,7 +203,8 @@ func (m *membership) heirOf(n uint16) string {
 }
 
 // preferredMember returns the member with the highest rendezvous weight for a shard. When a member
-// joins or leaves, only the shards of this member get another preferred member.
+// joins or leaves, the preferred member changes only for those shards for which this member has the
+// highest weight.
 func preferredMember(members []string, shard uint16) (best string) {
 	var top uint64
 	for _, m := range members {

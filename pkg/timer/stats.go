@@ -160,7 +160,8 @@ func (e *Engine) watchOthers(ctx context.Context) {
 }
 
 // noteWatermarkLocked stores when the minute of a shard's watermark ended. A shard that never had
-// an owner has no watermark: its age counts from the start of this engine. The caller holds mu.
+// an owner has no watermark. For such a shard it keeps the time at which this engine learned of the
+// shard. The caller holds mu.
 func (e *Engine) noteWatermarkLocked(n uint16, st *engine.ShardState) {
 	if st.Watermark > 0 {
 		e.watermarkEnd[n] = (st.Watermark + 1) * 60_000

@@ -151,8 +151,8 @@ func (w *writer) handOn(ctx context.Context, ps []parked, spread notify.Spread) 
 	w.counters.nearQueued.Add(uint64(len(ms)))
 }
 
-// knownClosed returns the last closed minutes of those shards of the rows ps that this process's
-// engine owns.
+// knownClosed returns the last closed minute of every shard to which one of the rows ps belongs and
+// which this process's engine owns.
 func (w *writer) knownClosed(ps []parked, spread notify.Spread) map[uint16]int64 {
 	closed := map[uint16]int64{}
 	for i := range ps {
@@ -184,9 +184,9 @@ func (w *writer) readClosed(ctx context.Context, ps []parked, spread notify.Spre
 	}
 	for i := range ps {
 		n := engine.ShardOf(ps[i].ID, spread)
-		// If the minute of a row is not over, no engine can have closed it, and the value of this
-		// engine is enough. If the minute is over, this value may be wrong, because another engine
-		// may have replaced this engine as the owner.
+		// If the minute of a row is not over, no engine can have closed it, and the last closed
+		// minute that this engine knows is enough. If the minute is over, what this engine knows
+		// may be wrong, because another engine may have replaced this engine as the owner.
 		over := ps[i].FireAt/60_000 < now/60_000
 		if _, ok := closed[n]; over {
 			ask[n] = exact

@@ -14,8 +14,8 @@ const (
 	HeaderState  = "Tracestate"
 )
 
-// maxState is the longest tracestate that is kept, in bytes. W3C Trace Context requires at least
-// this length. The tracestate is stored in every record of a request.
+// maxState is the longest tracestate that is kept, in bytes. W3C Trace Context requires that a
+// tracestate of this length is kept. The tracestate is stored in every record of a request.
 const maxState = 512
 
 // Context is a W3C trace context: the two texts that headers and records contain. The zero value

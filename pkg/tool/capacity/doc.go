@@ -11,7 +11,7 @@
 //	input.go      the input: Input, its defaults, its rules
 //	number.go     parsing and formatting of numbers
 //	sheet.go      Compute: the lines
-//	limits.go     where Count is too low; rows by chunk; what breaks first
+//	limits.go     lines whose Count is too low; nodes saved by rows per chunk; what breaks first
 //	measured.go   measured rates instead of assumed rates
 //	verify.go     comparison of a sheet with a running installation
 package capacity

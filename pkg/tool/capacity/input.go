@@ -89,7 +89,8 @@ type Param struct {
 	whole    bool
 }
 
-// maxRate is the largest rate. With the limits of the other values, every count fits into 63 bits.
+// maxRate is the largest rate. Because of this limit and the limits of the other values, every
+// count fits into 63 bits.
 const maxRate = 1e12
 
 // Params returns all values of the input. Setting a Param changes the input.

@@ -192,7 +192,7 @@ func (in *Input) addMail(addPart addPartFunc, addCount addCountFunc) Line {
 func (in *Input) addDatabase(addPart addPartFunc, addCount addCountFunc) {
 	rows := in.rows(in.Fanout)
 	shards := addPart("db_shards", "status shards", rows, in.DBNodeRate, "a node's rows")
-	shards.OneLost = shards.HoldsTo // the other replicas of the shard do its work
+	shards.OneLost = shards.HoldsTo // if one node fails, the other replicas of its shard do its work
 	nodes := *shards
 	addCount("db_nodes", "status nodes", times(nodes.Count, in.DBReplication), fmt.Sprintf("%s shards x %s replicas", term.Count(nodes.Count), Number(in.DBReplication)))
 }

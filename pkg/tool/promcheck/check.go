@@ -19,8 +19,8 @@ type Options struct {
 	// Served contains the metrics that have series now. Result.Silent then lists the used metrics
 	// without series. nil: this is not checked.
 	Served Catalogue
-	// Values contains the possible values of labels. The key is "METRIC LABEL", with the base name
-	// of a histogram. A label without an entry may have any value. May be nil.
+	// Values contains the possible values of labels. The key is "METRIC LABEL"; for a histogram,
+	// METRIC is its base name. A label without an entry may have any value. May be nil.
 	Values map[string][]string
 }
 
