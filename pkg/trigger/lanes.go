@@ -64,8 +64,8 @@ type lane struct {
 	record  *callerRecord
 }
 
-// waitLine has the messages of a caller that wait for a place, from one lane of the delay queue.
-// See room.go.
+// waitLine has the messages of a caller that wait for a place: either the messages on time or the
+// messages of the backlog (lineKind). See room.go.
 type waitLine struct {
 	queue        []*work
 	bytes        int       // bytes of the rows in the field queue
@@ -265,8 +265,9 @@ func (ls *lanes) takeAllLocked(l *lane) (all []*work) {
 	return all
 }
 
-// putOffAllLocked puts off all messages that wait for an open breaker. It spreads the delays, so
-// that the messages do not all return at the same time.
+// putOffAllLocked puts off all waiting messages of a lane whose breaker is open, and gives back the
+// claims made ahead. It spreads the delays, so that the messages do not all return at the same
+// time.
 func (ls *lanes) putOffAllLocked(l *lane, wait time.Duration) {
 	wait = max(wait, time.Second)
 	all := ls.takeAllLocked(l)
