@@ -93,8 +93,9 @@ func New(store ProfileStore, cfg Config) (*Service, error) {
 func (s *Service) Snapshot() *Snapshot { return s.snap }
 
 // Load reads every profile. With Config.Shares it reads only the suppression list, and Run then
-// reads the profiles of the held partitions again. Until Load returns, the snapshot is empty and
-// not Fresh. Load needs memory for the snapshot and one more profile.
+// reads the profiles of the held partitions again. Until the first Load returns, the snapshot is
+// incomplete and not Fresh. A later Load needs memory for the old snapshot and for all profiles
+// that it reads.
 func (s *Service) Load(ctx context.Context) error {
 	s.follower.mu.Lock()
 	defer s.follower.mu.Unlock()
