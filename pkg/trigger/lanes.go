@@ -14,12 +14,12 @@ import (
 // breaker, and its messages in memory that wait for a place. A place is the right to have one call
 // in progress.
 //
-// A claim is a write that waits for the disk. A place that waits for a claim makes no call. So if a
-// receiver answers at a steady pace, its next calls are claimed ahead: before there are places for
-// them, and many in one swap. Only calls that will start within aheadFor are claimed ahead. Until
-// such a call starts, its trigger is IN_FLIGHT and can no longer be cancelled. After a crash the
-// trigger waits until its lease expires, like a call in progress. If the receiver stops answering,
-// the lane gives back claims that have waited longer than aheadMost.
+// A claim is a write that waits for the disk, and while a place waits for a claim, it has no call
+// in progress. So if a receiver answers at a steady pace, its next calls are claimed ahead: before
+// there are places for them, and many in one swap. Only calls that will start within aheadFor are
+// claimed ahead. Until such a call starts, its trigger is IN_FLIGHT and can no longer be cancelled.
+// After a crash the trigger waits until its lease expires, like a call in progress. If the receiver
+// stops answering, the lane gives back claims that have waited longer than aheadMost.
 type lanes struct {
 	d *Dispatcher
 
