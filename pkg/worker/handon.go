@@ -244,7 +244,7 @@ func (j *job) failureRecord(row *notify.Row, rec *notify.Receiver, x *notify.Exc
 		class, calls = notify.FailureUndeliverable, earlier
 	case notify.ClassReceipt: // a receipt reported the failure of an earlier call
 		class, calls = notify.ClassPermanent.String(), max(earlier, 1)
-	case notify.ClassAmbiguous: // FAILED after a panic; only UNKNOWN gets the class ambiguous, below
+	case notify.ClassAmbiguous: // FAILED after a panic; the class of an UNKNOWN receiver is set below
 		class = notify.FailureUndeliverable
 	}
 	if x.State == notify.Unknown {
