@@ -11,7 +11,7 @@ import (
 )
 
 // breakerConfig returns the breaker configuration for callers. The breaker opens for 60 s if more
-// than half of at least MinVolume calls in 30 s fail. Then 3 probes decide.
+// than half of at least MinVolume calls in 30 s fail. Then 3 probes decide whether it closes.
 func breakerConfig(c limit.BreakerConfig, timeout time.Duration) limit.BreakerConfig {
 	c.MinVolume = cmp.Or(c.MinVolume, 10)
 	c.AllBad = cmp.Or(c.AllBad, c.MinVolume) // turns AllBad off; it is only useful for providers

@@ -83,7 +83,7 @@ type DispatcherConfig struct {
 	// Drain is how long a stop waits for calls and writes in progress.
 	Drain time.Duration `default:"20s" min:"0"`
 	// Breaker of each caller. Default: it opens for 60 s if more than half of at least 10 calls in
-	// 30 s fail. Then 3 probes decide.
+	// 30 s fail. Then 3 probes decide whether it closes.
 	Breaker limit.BreakerConfig
 	// Events are called when something happens. Default: no calls.
 	Events Events
