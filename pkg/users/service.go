@@ -75,8 +75,8 @@ type Service struct {
 	holdings holdings
 }
 
-// New returns a Service over a store. The caller must call Load, then Run. New returns an error if
-// cfg is not valid.
+// New returns a Service over a store. The caller must call Run. It may call Load before, to wait for
+// the first load. New returns an error if cfg is not valid.
 func New(store ProfileStore, cfg Config) (*Service, error) {
 	cfg = setting.Fill(cfg)
 	if err := setting.Err("prefs", &cfg); err != nil {
