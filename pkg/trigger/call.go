@@ -128,8 +128,8 @@ func readSome(body io.Reader, limit int64) (excerpt []byte, err error) {
 }
 
 // classOfStatus returns the class of an HTTP status. Only a 2xx status is a success. Of the other
-// statuses only 410 is permanent. doCall makes the statuses permanent that the caller's record
-// lists as final.
+// statuses only 410 is permanent. The statuses that the caller's record lists as final are
+// permanent too, but only doCall knows this record.
 func classOfStatus(status int) string {
 	switch {
 	case status >= 200 && status < 300:
