@@ -7,8 +7,8 @@ import (
 )
 
 // batcher collects work and processes it in batches. While one batch is being processed, the next
-// batch is collected. The collected work needs no limit here, because the number of messages in
-// memory is limited.
+// batch is collected. The collected work needs no limit here, because Dispatcher.waitForRoom
+// limits the number of messages in memory.
 type batcher struct {
 	maxBatch int           // largest batch
 	linger   time.Duration // how long a small batch waits for more work; 0: no wait

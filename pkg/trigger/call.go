@@ -102,9 +102,9 @@ func (e *Egress) exchange(ctx context.Context, u *url.URL, header http.Header, b
 	// Only the status matters. The body is read only so that the connection can be used again. At
 	// most MaxAnswer bytes are read, because for a longer body a new connection is cheaper.
 	//
-	// The body of an answer with a status below 200 is not read. Such an answer has no body. The
-	// transport neither times out nor cancels such a read, because after a 101 the connection
-	// belongs to the code that made the request.
+	// If the status is below 200, nothing is read. Such an answer has no body, but a read could wait
+	// for ever: after a 101 the connection belongs to the code that made the request, so the
+	// transport neither times out nor cancels the read.
 	if resp.Body != http.NoBody && resp.StatusCode >= http.StatusOK {
 		r.body, _ = readSome(resp.Body, e.cfg.MaxAnswer)
 	}
@@ -128,7 +128,8 @@ func readSome(body io.Reader, limit int64) (excerpt []byte, err error) {
 }
 
 // classOfStatus returns the class of an HTTP status. Only a 2xx status is a success. Of the other
-// statuses only 410 is permanent, unless the caller's record lists more of them.
+// statuses only 410 is permanent. The statuses that the caller's record lists as final are
+// permanent too, but only doCall knows this record.
 func classOfStatus(status int) string {
 	switch {
 	case status >= 200 && status < 300:

@@ -17,9 +17,9 @@ const recountEvery = time.Minute
 // next count.
 //
 // Census counts in the store before it refuses a caller. If the store is shared, it also counts
-// each time this process has created a tenth of the limit. So each process may exceed the limit by
-// a tenth. The limit is not an exact quota: it protects against callers that create triggers
-// without end. Census is safe for concurrent use.
+// each time this process has created limit/10 triggers of the caller. So each process may exceed
+// the limit by a tenth. The limit is not an exact quota: it protects against callers that create
+// triggers without end. Census is safe for concurrent use.
 type Census struct {
 	triggers engine.Triggers
 	// True if other processes use the store too. This process does not see which triggers they create
@@ -133,7 +133,8 @@ func (c *Census) recount(ctx context.Context, r *storeCount, caller string, limi
 	c.mu.Lock()
 	before := c.ofLocked(caller).created
 	c.mu.Unlock()
-	waiting, err := c.triggers.CountOpen(context.WithoutCancel(ctx), caller, limit) // other requests wait for the count
+	// A cancelled request must not stop the count, because other requests wait for it.
+	waiting, err := c.triggers.CountOpen(context.WithoutCancel(ctx), caller, limit)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	t := c.ofLocked(caller)

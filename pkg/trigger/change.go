@@ -95,8 +95,8 @@ func (s *Service) RescheduleTo(ctx context.Context, caller, id string, w When) (
 			return false, err
 		}
 		// Write the index row before the state row, because a trigger without an index row never fires.
-		// If the swap then loses against another change, the message of the index row is dropped when
-		// it reaches a dispatcher.
+		// If the swap then loses against another change, the index row does no harm, because the
+		// dispatcher that receives its message decides by the state row.
 		if began.IsZero() { // keep the time of the first try, which may have written the same index row
 			began = time.Now()
 		}

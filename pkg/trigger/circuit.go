@@ -11,10 +11,10 @@ import (
 )
 
 // breakerConfig returns the breaker configuration for callers. The breaker opens for 60 s if more
-// than half of at least MinVolume calls in 30 s fail. Then 3 probes decide.
+// than half of at least MinVolume calls in 30 s fail. Then 3 probes decide whether it closes.
 func breakerConfig(c limit.BreakerConfig, timeout time.Duration) limit.BreakerConfig {
 	c.MinVolume = cmp.Or(c.MinVolume, 10)
-	c.AllBad = cmp.Or(c.AllBad, c.MinVolume) // turns off a rule that is only useful for providers
+	c.AllBad = cmp.Or(c.AllBad, c.MinVolume) // turns AllBad off; it is only useful for providers
 	c.Ratio = cmp.Or(c.Ratio, math.Nextafter(0.5, 1))
 	c.OpenFor = cmp.Or(c.OpenFor, time.Minute)
 	c.MaxOpenFor = cmp.Or(c.MaxOpenFor, c.OpenFor) // no doubling: the retry schedule of the trigger already has growing waits
@@ -47,8 +47,9 @@ func (l *lane) circuit(now time.Time) Circuit {
 	return Circuit{Caller: l.caller, BreakerStatus: l.breaker.State(now), InFlight: l.inFlight, Limit: l.limit, Queued: l.waiting() + len(l.lines[lineOnTime].unread) + len(l.lines[lineBacklog].unread)}
 }
 
-// Circuits returns the circuits of all callers whose triggers this process has dispatched, sorted
-// by the name of the caller. It also returns the circuits that were held or reset.
+// Circuits returns the circuits of callers, sorted by the name of the caller. It includes every
+// caller whose triggers this process has dispatched, and every caller for which HoldCircuit or
+// ResetCircuit was called.
 func (d *Dispatcher) Circuits() []Circuit {
 	now := time.Now()
 	d.lanes.mu.Lock()

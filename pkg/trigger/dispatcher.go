@@ -81,11 +81,11 @@ func NewDispatcher(cfg DispatcherConfig) (*Dispatcher, error) {
 }
 
 // lingerFor is how long outcomes and acknowledgements wait for more of the same kind. No caller
-// waits for them, and a commit of five costs as much as a commit of fifty.
+// waits for them, and a store needs as long to write five of them as to write fifty.
 const lingerFor = 5 * time.Millisecond
 
-// receiversAtOnce is how many goroutines receive batches at the same time. Each receive may wait
-// for the disk once.
+// receiversAtOnce is how many goroutines receive batches at the same time. One goroutine would be
+// too slow, because each receive may wait for the disk once.
 const receiversAtOnce = 3
 
 // Run receives messages and makes calls until ctx ends. Then it returns to the queue all messages

@@ -25,7 +25,8 @@ type DispatcherConfig struct {
 	Later  Later
 	Dead   DeadLog
 	Egress *Egress
-	// Census gets the triggers that end. Default: a Census that nothing else reads.
+	// Census counts the waiting triggers of callers. The Dispatcher subtracts each trigger that
+	// ends. Default: a Census that nothing else reads.
 	Census *Census
 
 	// CallerInFlight is how many calls of one caller may be in progress at the same time. The
@@ -35,9 +36,10 @@ type DispatcherConfig struct {
 	// processes dispatch too. It is called for each call, under a lock, so it must be quick. A
 	// result below 1 counts as 1. Default: the whole limit.
 	Share func(limit int) int
-	// MaxInFlight is how many calls may be in progress in total. When few free places are left,
-	// every caller's share gets smaller. Each caller may always have one call, so that callers
-	// whose receivers do not answer cannot stop other callers.
+	// MaxInFlight is how many calls may be in progress in total. A caller may start a call only
+	// while it has fewer calls in progress than half of the number that is still free. But each
+	// caller may always have one call, so that callers whose receivers do not answer cannot stop
+	// other callers.
 	MaxInFlight int `default:"4096" min:"1"`
 	// MaxQueued is how many messages may wait in memory for their call, for all callers together.
 	// One caller may use half of the room that is still free. Another 2*MaxQueued messages may wait
@@ -57,8 +59,8 @@ type DispatcherConfig struct {
 	// Skew is the largest difference between the clocks of two machines.
 	Skew time.Duration `default:"2s" min:"0"`
 	// Clock returns an error while the clock of this process is wrong by more than is allowed. During
-	// that time this process receives no messages, claims no triggers and makes no calls. Other
-	// dispatchers do that. Default: never an error.
+	// that time this process receives no messages, claims no triggers and makes no calls. The
+	// dispatchers of other processes do this work. Default: never an error.
 	Clock func() error
 	// Schedule is the list of waits between attempts, for triggers without their own schedule.
 	// Default DefaultSchedule.
@@ -81,7 +83,7 @@ type DispatcherConfig struct {
 	// Drain is how long a stop waits for calls and writes in progress.
 	Drain time.Duration `default:"20s" min:"0"`
 	// Breaker of each caller. Default: it opens for 60 s if more than half of at least 10 calls in
-	// 30 s fail. Then 3 probes decide.
+	// 30 s fail. Then 3 probes decide whether it closes.
 	Breaker limit.BreakerConfig
 	// Events are called when something happens. Default: no calls.
 	Events Events

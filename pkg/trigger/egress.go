@@ -117,8 +117,8 @@ func (e *Egress) transport(p *policy) *http.Transport {
 // allowsHTTP reports whether URLs may use http in addition to https.
 func (e *Egress) allowsHTTP() bool { return bool(e.current.Load().policy.Plain) }
 
-// admit refuses a URL whose literal address or port may not be called. It uses no DNS. So a caller
-// gets the error when it registers the URL.
+// admit refuses a URL whose literal address or port may not be called. It uses no DNS. With it, a
+// caller gets the error already when it registers the URL, and not only when the URL is called.
 func (e *Egress) admit(field string, t *callbackURL) error {
 	p := e.current.Load().policy
 	if t.isIP {

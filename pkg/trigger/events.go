@@ -39,8 +39,8 @@ type Events struct {
 	Breaker func(caller string, state limit.BreakerState)
 	// InFlight: a caller now has n calls in progress.
 	InFlight func(caller string, n int)
-	// ClaimLost: n claims or outcomes could not be written, because another process had changed the
-	// row.
+	// ClaimLost: n claims or outcomes could not be written, because another process or a request had
+	// changed the row.
 	ClaimLost func(n int)
 	// Dropped: n messages were dropped. cause is the final state of their triggers, or "rescheduled",
 	// "orphan" (the row, or the message's generation, was never stored), "copy" (another message of

@@ -14,12 +14,12 @@ import (
 // breaker, and its messages in memory that wait for a place. A place is the right to have one call
 // in progress.
 //
-// A claim is a write that waits for the disk. A place that waits for a claim makes no call. So if a
-// receiver answers at a steady pace, its next calls are claimed ahead: before there are places for
-// them, and many in one swap. Only calls that will start within aheadFor are claimed ahead. Until
-// such a call starts, its trigger is IN_FLIGHT and can no longer be cancelled. After a crash the
-// trigger waits until its lease expires, like a call in progress. If the receiver stops answering,
-// the lane gives back claims that have waited longer than aheadMost.
+// A claim is a write that waits for the disk, and while a place waits for a claim, it has no call
+// in progress. So if a receiver answers at a steady pace, its next calls are claimed ahead: before
+// there are places for them, and many in one swap. Only calls that will start within aheadFor are
+// claimed ahead. Until such a call starts, its trigger is IN_FLIGHT and can no longer be cancelled.
+// After a crash the trigger waits until its lease expires, like a call in progress. If the receiver
+// stops answering, the lane gives back claims that have waited longer than aheadMost.
 type lanes struct {
 	d *Dispatcher
 
@@ -64,8 +64,8 @@ type lane struct {
 	record  *callerRecord
 }
 
-// waitLine has the messages of a caller that wait for a place, from one lane of the delay queue.
-// See room.go.
+// waitLine has the messages of a caller that wait for a place: either the messages on time or the
+// messages of the backlog (lineKind). See room.go.
 type waitLine struct {
 	queue        []*work
 	bytes        int       // bytes of the rows in the field queue
@@ -265,8 +265,9 @@ func (ls *lanes) takeAllLocked(l *lane) (all []*work) {
 	return all
 }
 
-// putOffAllLocked puts off all messages that wait for an open breaker. It spreads the delays, so
-// that the messages do not all return at the same time.
+// putOffAllLocked puts off all waiting messages of a lane whose breaker is open, and gives back the
+// claims made ahead. It spreads the delays, so that the messages do not all return at the same
+// time.
 func (ls *lanes) putOffAllLocked(l *lane, wait time.Duration) {
 	wait = max(wait, time.Second)
 	all := ls.takeAllLocked(l)

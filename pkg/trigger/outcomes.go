@@ -30,8 +30,9 @@ func (d *Dispatcher) swapRows(ctx context.Context, ws []*work) {
 				d.afterSwap(w)
 				continue
 			}
-			// Another process claimed the row after the lease had expired, or a request rescheduled
-			// or cancelled the trigger before its claim. Read the row again, because it decides.
+			// Another process claimed the row after the lease had expired. Or the row had no claim,
+			// because the trigger is too late to be called, and a request rescheduled or cancelled
+			// the trigger. Read the row again, because it decides.
 			lost++
 			d.send(stepRead, w)
 		}

@@ -13,8 +13,8 @@ import (
 )
 
 // Later stores index rows. If Put returns nil, all rows are durable and will be released at their
-// time, even if their minute was closed in the meantime. As with engine.Timers.Put, storing the
-// same row again changes nothing.
+// time, even if the timer engine closed the minute of a row in the meantime (engine.Timers.Closed).
+// As with engine.Timers.Put, storing the same row again changes nothing.
 type Later interface {
 	Put(ctx context.Context, ts []engine.Timer) error
 }

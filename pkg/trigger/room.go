@@ -97,7 +97,7 @@ func (ls *lanes) readMoreLocked(l *lane) {
 	}
 }
 
-// rowSize is the approximate memory of a message without its payload, in bytes.
+// rowSize is the approximate memory of a message without its payload and its URL, in bytes.
 const rowSize = 600
 
 // roomLocked returns how many more messages a line of a caller may have. The line may use half of
@@ -209,8 +209,9 @@ var longestAway = [...]time.Duration{500 * time.Millisecond, 2 * time.Second, 8 
 const (
 	// leastAway is the shortest wait of a message that is put off.
 	leastAway = 50 * time.Millisecond
-	// awayStep is the interval of the clock to which longer waits are rounded up. Without rounding,
-	// messages would return one by one, and each would cost one request to the queue.
+	// If a message waits longer than awayStep, the time of its return is rounded up to a multiple
+	// of awayStep. Without rounding, messages would return one by one, and each would cost one
+	// request to the queue.
 	awayStep = 250 * time.Millisecond
 )
 

@@ -124,9 +124,9 @@ var errNewerRelease = &notify.Error{
 	Msg: "a newer release of notifyd has reserved this Idempotency-Key; only a process of that release can answer the request",
 }
 
-// callerOf returns the record of a caller that may register triggers. If a caller has no record, it
-// has no base URLs. callerOf returns notify.KindForbidden if the caller is disabled, and
-// notify.KindConflict if the caller has no usable secret.
+// callerOf returns the record of a caller that may register triggers. It returns
+// notify.KindForbidden if the caller is disabled, and notify.KindConflict if the caller has no
+// record or no usable secret.
 func callerOf(ctx context.Context, s *Service, id string) (*engine.Caller, error) {
 	c, ok, err := s.cfg.Callers.Get(ctx, id)
 	if err != nil {

@@ -143,7 +143,7 @@ func (c *Cancels) inMemory(s cancelScope) bool {
 
 // inStore reports whether the store has one of the scopes. It reads only scopes that the filter may
 // contain. If the store cannot be read, such a scope counts as cancelled, because nearly all scopes
-// in the filter are cancelled.
+// that the filter may contain are cancelled.
 func (c *Cancels) inStore(f *filter, scopes []cancelScope) bool {
 	for _, s := range scopes {
 		if !f.mayContain(s.hash()) {

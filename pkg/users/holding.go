@@ -17,7 +17,7 @@ import (
 type holdings struct {
 	mu            sync.Mutex
 	wanted        map[topicPartition]int // number of Holdings by partition
-	loadRequested chan struct{}          // wakes the loader, which then reads wanted
+	loadRequested chan struct{}          // wakes the loader, which then reads the field wanted
 
 	// activeReads are the loads and fetches in progress. Each read collects the users whose
 	// profiles were applied since the read began. The read drops its own profiles of these users,
@@ -122,9 +122,10 @@ func (h *holdings) wantedShare() *share {
 // loadWanted changes the table so that it has the users of the wanted partitions, and no others.
 //
 // The load must not overwrite a newer profile with an older one. So before loadWanted reads the
-// first row, it makes apply keep the users of these partitions. If apply stores a profile after
-// that, this profile wins over the profile that the load reads. A change that was applied earlier
-// is also in the rows that the load reads, because the store returns what was committed.
+// first row, it makes the method apply keep the users of these partitions. If apply stores a
+// profile after that, this profile wins over the profile that the load reads. A change that was
+// applied earlier is also in the rows that the load reads, because the store returns what was
+// committed.
 func (s *Service) loadWanted(ctx context.Context) error {
 	began := time.Now()
 	s.applyMu.Lock()
@@ -135,7 +136,8 @@ func (s *Service) loadWanted(ctx context.Context) error {
 		return nil
 	}
 	held = held.intersect(want)
-	s.snap.held.Store(held) // set before apply may drop users: the table must have every user in held
+	// Store held before the method apply may drop users: the table must have every user of this share.
+	s.snap.held.Store(held)
 	s.snap.keptShare = want
 	r := s.beginReading()
 	s.applyMu.Unlock()
@@ -249,7 +251,7 @@ func (s *Service) Fetch(ctx context.Context, ch notify.Channel, users [][]byte) 
 		return nil
 	}
 	s.applyMu.Lock()
-	for _, user := range names { // from here on apply keeps changes of these users
+	for _, user := range names { // from here on the method apply keeps changes of these users
 		if known, _ := s.snap.guests.lookUp([]byte(user)); !known {
 			s.addGuest(user, false)
 		}

@@ -239,7 +239,8 @@ func (l *loader) add(hash uint64, key, value []byte) {
 // shardsPerPiece is how many shards share one piece of memory. A piece must be large enough for
 // large pages: with small pages a look-up among millions of entries takes twice as long
 // (BenchmarkLook). A piece must also be small, because other goroutines wait for applyMu while it
-// is built (Service.loadWanted). A piece is freed after each of its shards has been packed again.
+// is built (Service.loadWanted). A piece is freed only after all of its shards have been packed
+// again.
 const shardsPerPiece = 64
 
 // wholeLines rounds n up to a multiple of cacheLine.

@@ -75,8 +75,8 @@ type Service struct {
 	holdings holdings
 }
 
-// New returns a Service over a store. The caller must call Load, then Run. New returns an error if
-// cfg is not valid.
+// New returns a Service over a store. The caller must call Run. It may call Load before, to wait for
+// the first load. New returns an error if cfg is not valid.
 func New(store ProfileStore, cfg Config) (*Service, error) {
 	cfg = setting.Fill(cfg)
 	if err := setting.Err("prefs", &cfg); err != nil {
@@ -93,8 +93,9 @@ func New(store ProfileStore, cfg Config) (*Service, error) {
 func (s *Service) Snapshot() *Snapshot { return s.snap }
 
 // Load reads every profile. With Config.Shares it reads only the suppression list, and Run then
-// reads the profiles of the held partitions again. Until Load returns, the snapshot is empty and
-// not Fresh. Load needs memory for the snapshot and one more profile.
+// reads the profiles of the held partitions again. Until the first Load returns, the snapshot is
+// incomplete and not Fresh. A later Load needs memory for the old snapshot and for all profiles
+// that it reads.
 func (s *Service) Load(ctx context.Context) error {
 	s.follower.mu.Lock()
 	defer s.follower.mu.Unlock()

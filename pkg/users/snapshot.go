@@ -57,8 +57,8 @@ type Snapshot struct {
 
 	// held is the share whose users are all in the table. nil: all users.
 	held atomic.Pointer[share]
-	// keptShare is the share whose users apply keeps in the table. It includes the share in the
-	// field held and the share that is being loaded. Service.applyMu guards it.
+	// keptShare is the share whose users the method apply keeps in the table. It includes the share
+	// in the field held and the share that is being loaded. Service.applyMu guards it.
 	keptShare *share
 
 	guestMu sync.RWMutex // a writer also locks Service.applyMu

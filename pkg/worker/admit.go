@@ -129,7 +129,7 @@ func (p *partition) campaignSlots(e *notify.Envelope, n uint32, now time.Time) *
 	case h.Paused:
 		after := min(pausedLook*time.Duration(e.Deferrals+1), pausedMost)
 		return &callSlots{first: now.Add(after), code: codeCampaignPaused}
-	case h.Rate == 0, e.Attempt > 0, DeferralCode(e.Cause) == codeCampaignRate: // no limit, or the wait for a slot is over
+	case h.Rate == 0, e.Attempt > 0, DeferralCode(e.Cause) == codeCampaignRate: // no limit, a retry, or the wait for a slot is over
 		return nil
 	}
 	from := now

@@ -45,7 +45,7 @@ func (c *Campaigns) paused(e *notify.Envelope) bool {
 // Codes of receivers that are deferred because of their campaign.
 const (
 	codeCampaignPaused = "campaign_paused"
-	codeCampaignRate   = "campaign_rate"  // the receiver waits for its slot; Wake is the time of the slot
+	codeCampaignRate   = "campaign_rate"  // the receiver waits for its slot; Wake in its outcome is the time of the slot
 	codeCampaignQueued = "campaign_queue" // the receiver has no slot yet; it asks for one again at the time Wake
 )
 

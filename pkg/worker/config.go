@@ -124,7 +124,7 @@ type Config struct {
 	Hold       time.Duration `default:"5s"`  // longest wait in memory; a receiver that must wait longer goes to the timer store
 	BatchAge   time.Duration `default:"5s"`  // longest time that a mail waits for other mails with the same content; < 0: mails do not wait
 	CallLimit  time.Duration `default:"30s"` // time limit of a provider call
-	MaxStarts  int           `default:"3"`   // starts of a window before its receivers run solo
+	MaxStarts  int           `default:"3"`   // how often a window is started before its receivers are called in solo runs (see Solo)
 	Backoff    limit.Backoff // 1 s, 2 s, 4 s with jitter
 
 	// Routes maps an address to the name of the provider that serves it. Each name has its own

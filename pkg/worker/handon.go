@@ -20,8 +20,8 @@ import (
 // log, waits to the timer store. The records and timers depend only on the row and the envelope. So
 // a repeat after a crash sends the same records and timers under the same keys.
 func (j *job) handOn(ctx context.Context, row *notify.Row) error {
-	// Add the holds first. Otherwise a receiver whose record is sent below could end and remove its
-	// hold before updateHolds adds the hold.
+	// In a strict lane, add the holds of the waiting receivers first. Otherwise a receiver whose
+	// record is sent below could end and remove its hold before updateHolds adds the hold.
 	if err := j.updateHolds(ctx, row); err != nil {
 		return err
 	}
@@ -244,7 +244,7 @@ func (j *job) failureRecord(row *notify.Row, rec *notify.Receiver, x *notify.Exc
 		class, calls = notify.FailureUndeliverable, earlier
 	case notify.ClassReceipt: // a receipt reported the failure of an earlier call
 		class, calls = notify.ClassPermanent.String(), max(earlier, 1)
-	case notify.ClassAmbiguous: // FAILED after a panic; only UNKNOWN gets the class ambiguous, below
+	case notify.ClassAmbiguous: // FAILED after a panic; the class of an UNKNOWN receiver is set below
 		class = notify.FailureUndeliverable
 	}
 	if x.State == notify.Unknown {

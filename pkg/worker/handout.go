@@ -16,8 +16,8 @@ const (
 	runBeside
 )
 
-// runPosition claims one position and runs it in this goroutine. It returns false if the partition
-// is being drained. Then the next owner does the rest of the job.
+// runPosition claims the receiver at position pos and runs its window in this goroutine. It returns
+// false if the partition is being drained. Then the next owner does the rest of the job.
 func (j *job) runPosition(pos uint32) bool {
 	if j.p.w.claimLast {
 		return j.admitAndCall(pos, pos+1, runHere)

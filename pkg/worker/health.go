@@ -153,7 +153,7 @@ const codeHeld = "circuit_held"
 const heldLook = time.Minute
 
 // Hold stops all calls to a route. The parameter since is the time at which the operator stopped
-// them. If it is zero, Hold allows the calls again. It returns false if nothing changed.
+// them. If since is zero, Hold allows the calls again. Hold returns false if nothing changed.
 func (h *Health) Hold(name string, since time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -337,7 +337,7 @@ func (h *Health) circuitLocked(name string, r *routeHealth, now time.Time) Circu
 	return c
 }
 
-// Circuits returns every route that was ever used.
+// Circuits returns the circuit of every route that was ever used.
 func (h *Health) Circuits(now time.Time) []Circuit {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -331,8 +331,8 @@ func (r *round) deferSolo(items []notify.Item, refs []itemRef, until time.Time) 
 	}
 }
 
-// minShownWait is the shortest wait that is written into rows. The wait for the answer to a probe
-// is shorter. The first wait after a breaker opens is longer.
+// minShownWait is the shortest wait that is written into rows. So the first wait after a breaker
+// opens is written, but the shorter waits for the answers to probes are not.
 const minShownWait = 2 * time.Second
 
 // showWait writes into the rows of the items that the items wait, and why. The wait ends at the

@@ -173,9 +173,9 @@ const (
 // among 256 that kills the process, the process restarts about eight times more.
 const maxSoloRun = 256
 
-// firstSolo returns the lowest value of Row.Starts at which an envelope needs solo runs. While the
-// receiver at DoneUpTo is called alone, Row.Starts is higher by one. A group of several receivers
-// does not increase Row.Starts, because it does not show which receiver kills the process.
+// firstSolo returns the lowest value of Row.Starts at which an envelope needs solo runs. Each time the
+// receiver at DoneUpTo is called alone, Row.Starts grows by one. A group of several receivers does
+// not increase Row.Starts, because it does not show which receiver kills the process.
 func (c *Config) firstSolo() uint16 { return uint16(c.MaxStarts) + 1 }
 
 // runSolo calls the receivers in [from, to) in solo runs. It returns false if the partition is

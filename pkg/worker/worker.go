@@ -24,7 +24,7 @@ type Worker struct {
 	batches       sync.Pool // *receiverBatch
 	rated         Rated     // the provider, if it is Rated; nil otherwise
 	// claimLast means that a window is claimed only when it has capacity. It is true for SMS and for
-	// Rated providers, which send far more slowly than claims are written. With it, an otp message can
+	// Rated providers, which send far more slowly than claims are written. So an otp message can
 	// overtake alerts that wait for capacity, and a receiver that waits for capacity is not ambiguous
 	// after a crash. Other lanes claim earlier, to keep thousands of calls in flight.
 	claimLast bool

@@ -38,8 +38,9 @@ func rows(table string) (out []string) {
 func addrOf(s string) netip.Addr { return netip.MustParseAddr(s) }
 
 // urlTries use URLs that notifyd must never call, in many spellings. Each URL is checked with the
-// API, used as the base URL of a trigger, and used as the outcomes URL. notifyd can refuse a URL
-// with the mark ~ only after a DNS look-up, so that URL is not used as the outcomes URL.
+// API, used as the base URL of a trigger, and used as the outcomes URL. In the table, the mark ~
+// before a URL means that notifyd can refuse the URL only after a DNS look-up, so that URL is not
+// used as the outcomes URL.
 func urlTries(r *world) {
 	urls := rows(urlTable)
 	for _, u := range urls {

@@ -24,10 +24,10 @@ const (
 	manyShards       = 16 // shards of timers and of rows, as by default
 )
 
-// cassandraFigures measures the stores of the Cassandra engine. The peer is the driver alone. It
-// uses prepared statements, token-aware routing and unlogged batches of one partition, as the
-// manual of the driver says. It writes values of the same size into the same tables at the same
-// consistency. It has no clock, verifies nothing and translates no errors.
+// cassandraFigures measures the stores of the Cassandra engine. The peer is the Cassandra driver
+// without the engine. It uses prepared statements, token-aware routing and unlogged batches of one
+// partition, as the manual of the driver says. It writes values of the same size into the same
+// tables at the same consistency. It has no clock, verifies nothing and translates no errors.
 func cassandraFigures(ctx context.Context, b *bench, address string) {
 	cfg := cassandra.Config{Hosts: []string{address}, Keyspace: fmt.Sprintf("bench_%08x", rand.Uint32()), Replication: 1, Timeout: time.Minute}
 	rig.Must(cassandra.Migrate(ctx, cfg, engine.Up))
@@ -292,7 +292,7 @@ func (c *cassandraBench) measureTimers(ctx context.Context) {
 
 // measureFires measures the store work for the release of timers. Each call reads all timers of one
 // shard that are due within one minute, as the sweeper does. Then one conditional write raises the
-// closed minute and the low-water mark of the shard.
+// closed minute and the watermark of the shard.
 func (c *cassandraBench) measureFires(ctx context.Context) {
 	minute := time.Now().UnixMilli()/60_000 + 120
 	perShard := 2000

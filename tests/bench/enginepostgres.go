@@ -26,7 +26,7 @@ const (
 
 // postgresFigures measures the store of preferences in a new database. The peer writes and reads
 // the same documents by user. It gives the changes no numbers, so other processes could not follow
-// them. These lines have no bound; they are for information.
+// them. The lines of these measurements have no bound; they are for information.
 func postgresFigures(ctx context.Context, b *bench, address string) {
 	name := fmt.Sprintf("bench_%08x", rand.Uint32())
 	u := rig.Must(url.Parse(address))

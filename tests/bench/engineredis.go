@@ -19,7 +19,7 @@ import (
 // redisFigures measures the data that processes share through Redis. The peers store the same data
 // with as few commands as possible, with the same client library and in pipelines. They guarantee
 // nothing if Redis loses its data or fails over, and they wait for no replica, token or message.
-// These lines have no bound; they are for information.
+// The lines of these measurements have no bound; they are for information.
 func redisFigures(ctx context.Context, b *bench, address string) {
 	prefix := fmt.Sprintf("bench-%08x:", rand.Uint32())
 	store := rig.Must(redis.Open(ctx, redis.Config{Addresses: []string{address}, Prefix: prefix, Timeout: time.Minute}))
