@@ -8,5 +8,5 @@ type Spilled struct {
 	Key   []byte
 	Part  int32
 	Value []byte
-	At    int64 // when the record was stored, ms since 1970
+	At    int64 // when the request of the record was accepted, ms since 1970
 }

@@ -30,7 +30,7 @@ func (s *Store) Settled(cutoff int64) map[Part]int64 {
 // [starts[p], ends[p]) of its partition p. It passes each envelope once, in no fixed order. If
 // starts does not contain a partition, Range reads the partition from its beginning. Range stops
 // at the first error of fn and returns it. If a chunk is damaged, Range counts it and continues,
-// and the method Damaged reports the file. fn may use env until fn returns.
+// and the method Damaged reports the file. The envelopes stay valid after Range has returned.
 func (s *Store) Range(ctx context.Context, starts, ends map[Part]int64, fn func(env *notify.Envelope) error) (damaged int, err error) {
 	v := s.acquireView()
 	defer v.release()
