@@ -212,7 +212,8 @@ segments that is not 0.`,
 				return err
 			}
 			if m.Exit != 0 {
-				return term.Exitf(m.Exit, "a segment of the run exited with code %d", m.Exit)
+				first := parts[slices.IndexFunc(parts, func(r *load.Result) bool { return r.Exit == m.Exit })]
+				return term.Exitf(m.Exit, "segment %d of %d of the run exited with code %d", first.Segment.I, first.Segment.N, m.Exit)
 			}
 			return nil
 		},

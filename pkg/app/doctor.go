@@ -104,10 +104,10 @@ func (d *doctor) lookAtAll(ctx context.Context) {
 func (d *doctor) lookAtSelf() {
 	n := d.n
 	d.lookAtAdmission()
-	if age := n.prefs.Age(time.Now()); n.embedded != nil || len(n.tasks.Lanes) > 0 {
+	if n.embedded != nil || len(n.tasks.Lanes) > 0 {
 		d.Add("preferences", !n.prefs.Fresh(time.Now()), "fail",
 			"look at the store and at the load: bulk lanes make no calls until the snapshot is fresh",
-			"the snapshot of the preferences is %s old", age.Round(time.Millisecond))
+			"%s", n.preferencesText())
 		for _, c := range n.health.Circuits(time.Now()) {
 			d.Add("circuit "+c.Route, c.State != "closed" || !c.Blocked.IsZero(), "warn",
 				"notifyctl explain CODE says what the code means; if the reason is config, correct the provider's credentials; otherwise the circuit closes by itself",

@@ -52,8 +52,11 @@ func validateServers(c *Config, bad func(key, format string, args ...any)) {
 	case c.Redis.Mode == "cluster" && c.Redis.DB != 0:
 		bad("redis.db", "is %d, but a Redis cluster has only database 0", c.Redis.DB)
 	}
-	if (c.Postgres.DSN == "") == (c.Postgres.DSNFile == "") {
-		bad("postgres", "set one of dsn and dsn_file")
+	switch {
+	case c.Postgres.DSN == "" && c.Postgres.DSNFile == "":
+		bad("postgres", "neither dsn nor dsn_file is set; set one of them")
+	case c.Postgres.DSN != "" && c.Postgres.DSNFile != "":
+		bad("postgres", "dsn and dsn_file are both set; set only one of them")
 	}
 	if (c.Postgres.CertFile == "") != (c.Postgres.KeyFile == "") {
 		bad("postgres", "cert_file and key_file must be set together")

@@ -70,7 +70,7 @@ func TestServersAreChecked(t *testing.T) {
 	replaced(`["127.0.0.1:16379"]}`, `["a:1", "b:1"]}`, "2 addresses, but redis.mode is single")
 	replaced(`["127.0.0.1:16379"]}`, `["a:1"], mode: sentinel}`, "redis.master: is empty")
 	replaced(`["127.0.0.1:16379"]}`, `["a:1"], mode: cluster, db: 1}`, "redis.db: is 1")
-	replaced(`dsn: "postgres://notifyd@127.0.0.1/notifyd"`, ``, "set one of dsn and dsn_file")
+	replaced(`dsn: "postgres://notifyd@127.0.0.1/notifyd"`, ``, "neither dsn nor dsn_file is set")
 }
 
 // TestSecretsStayHidden: a password is in a file of its own or in the environment, and is never

@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -18,9 +19,17 @@ func (n *Node) Ready(context.Context) error {
 		return err
 	}
 	if (n.embedded != nil || len(n.tasks.Lanes) > 0) && !n.prefs.Fresh(time.Now()) {
-		return notify.Unavailable("preferences", time.Second, fmt.Errorf("the snapshot of the preferences is %s old", n.prefs.Age(time.Now())))
+		return notify.Unavailable("preferences", time.Second, errors.New(n.preferencesText()))
 	}
 	return nil
+}
+
+// preferencesText says how old the snapshot of the preferences is.
+func (n *Node) preferencesText() string {
+	if !n.prefs.Loaded() {
+		return "the preferences have not been read yet"
+	}
+	return fmt.Sprintf("the snapshot of the preferences is %s old", n.prefs.Age(time.Now()).Round(time.Millisecond))
 }
 
 // callStop returns the reason why this process, or another process, can make no call of a lane now.

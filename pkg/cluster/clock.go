@@ -79,7 +79,7 @@ func (c *Clock) Offset() time.Duration {
 // MaxClockOffset. Times that are computed from a wrong clock would be wrong.
 func (c *Clock) Err() error {
 	if off := c.Offset(); off.Abs() > MaxClockOffset {
-		return notify.Unavailable("clock", clockRetry, fmt.Errorf("this machine's clock differs from the servers' clocks by %s", off.Round(time.Millisecond)))
+		return notify.Unavailable("clock", clockRetry, fmt.Errorf("this machine's clock differs from the servers' clocks by %s; the maximum is %s", off.Round(time.Millisecond), MaxClockOffset))
 	}
 	return nil
 }

@@ -105,7 +105,7 @@ func (s *Spread) Now() (notify.Spread, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if age := time.Since(s.readAt); age >= spreadTrust && !s.alone {
-		return notify.Spread{}, notify.Unavailable("spread_unknown", time.Second, fmt.Errorf("the number %s was last read %s ago, and it may have changed since", s.name, age.Round(time.Second)))
+		return notify.Spread{}, notify.Unavailable("spread_unknown", time.Second, fmt.Errorf("this process last read the number %s %s ago; a number that is %s old or older may have changed and is not used", s.name, age.Round(time.Second), spreadTrust))
 	}
 	return s.stored, nil
 }

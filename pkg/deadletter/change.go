@@ -3,6 +3,7 @@ package deadletter
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"time"
 
@@ -46,7 +47,7 @@ func (c Change) nextState(j *engine.Job, spec *jobSpec, by By) (string, error) {
 	step, ok := changeRules[c]
 	switch {
 	case !ok:
-		return "", notify.Invalid("bad_change", "change", "must be pause, resume, cancel or approve")
+		return "", notify.Invalid("bad_change", "change", fmt.Sprintf("must be pause, resume, cancel or approve, not %q", string(c)))
 	case !slices.Contains(api.JobChanges[j.State], string(c)):
 		return "", &notify.Error{Kind: notify.KindConflict, Code: "job_state", Field: "state", Msg: "the job is " + j.State + ": " + step.whyNo}
 	case c == Approve && by.Caller == spec.By:

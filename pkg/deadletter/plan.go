@@ -66,7 +66,7 @@ func checkSpec(s *api.JobSpec) error {
 		}
 	}
 	if s.Rate < 0.01 || s.Rate > MaxRate {
-		return notify.Invalid("out_of_range", "rate", fmt.Sprintf("must be from 0.01 to %d letters a second, not %v", MaxRate, s.Rate))
+		return notify.Invalid("out_of_range", "rate", fmt.Sprintf("must be from 0.01 to %d dead letters a second, not %v", MaxRate, s.Rate))
 	}
 	if s.Kind != KindReplay {
 		return nil

@@ -46,8 +46,11 @@ func CheckTimers(shards notify.Spread, ts []Timer) error {
 		return notify.Invalid("bad_timer", "shards", fmt.Sprintf("the number of shards must be 1 to 65,536, not %d", n))
 	}
 	for i := range ts {
-		if ts[i].FireAt < 0 || len(ts[i].ID) == 0 || len(ts[i].ID) > MaxTimerID {
-			return notify.Invalid("bad_timer", "id", "a timer must fire after 1970 and have an id of 1 to 64 bytes")
+		if at := ts[i].FireAt; at < 0 {
+			return notify.Invalid("bad_timer", "fire_at", fmt.Sprintf("a timer must be due in 1970 or later, but this timer is due %d ms before 1970", -at))
+		}
+		if n := len(ts[i].ID); n == 0 || n > MaxTimerID {
+			return notify.Invalid("bad_timer", "id", fmt.Sprintf("the id of a timer must have 1 to %d bytes, but this id has %d", MaxTimerID, n))
 		}
 	}
 	return nil
@@ -100,7 +103,7 @@ type ShardState struct {
 
 // StaleTerm returns the error for a former owner: another owner has a later term.
 func StaleTerm() error {
-	return &notify.Error{Kind: notify.KindConflict, Code: "stale_term", Msg: "another instance has taken over the shard"}
+	return &notify.Error{Kind: notify.KindConflict, Code: "stale_term", Msg: "another process has taken over the shard"}
 }
 
 // TimerTable stores timers by bucket and shard. Rows are inserted and never changed. A

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/notifyd/notifyd/pkg/notify"
@@ -103,8 +104,10 @@ func (t *Trigger) Check() error {
 	switch {
 	case t.ID == "":
 		return notify.Invalid("bad_trigger", "id", "a trigger must have an id")
-	case len(t.ID) > 1<<10 || len(t.Caller) > 1<<15:
-		return notify.Invalid("bad_trigger", "id", "an id must have at most 1,024 bytes, and a caller at most 32,768 bytes")
+	case len(t.ID) > 1<<10:
+		return notify.Invalid("bad_trigger", "id", fmt.Sprintf("the id of a trigger must have at most 1,024 bytes, but this id has %d", len(t.ID)))
+	case len(t.Caller) > 1<<15:
+		return notify.Invalid("bad_trigger", "caller", fmt.Sprintf("the name of a caller must have at most 32,768 bytes, but this name has %d", len(t.Caller)))
 	}
 	return nil
 }

@@ -169,7 +169,7 @@ func hashColumn(hs []uint64, column []byte, count uint32) (_ []uint64, first, la
 		}
 	}
 	if len(column) > 0 || n != count {
-		return hs, first, last, fmt.Errorf("%w: only %d of %d receivers could be read, and %d bytes are left", notify.ErrCorrupt, n, count, len(column))
+		return hs, first, last, fmt.Errorf("%w: %d of %d receivers could be read, and %d bytes are left after them", notify.ErrCorrupt, n, count, len(column))
 	}
 	return hs, first, last, nil
 }

@@ -76,7 +76,7 @@ func appendBodyRecord(b []byte, s *bodyRecord) []byte {
 // decodeBodyRecord reads a body record. The field value of the record shares memory with b.
 func decodeBodyRecord(b []byte, s *bodyRecord) error {
 	if len(b) < recordHeader || int(binary.LittleEndian.Uint32(b)) != len(b)-recordHeader {
-		return fmt.Errorf("%w: the length in a body record does not match its size of %d bytes", errDamaged, len(b))
+		return fmt.Errorf("%w: the length in the header of a body record does not match the %d bytes of the record", errDamaged, len(b))
 	}
 	if crc32.Checksum(b[8:], castagnoli) != binary.LittleEndian.Uint32(b[4:]) {
 		return fmt.Errorf("%w: the checksum of a body record does not match its content", errDamaged)
@@ -182,7 +182,7 @@ func readMeta(f File) (*segmentMeta, error) {
 		return nil, err
 	}
 	if size < int64(len(fileHeader)+footerSize) {
-		return nil, fmt.Errorf("%w: the file has only %d bytes", errDamaged, size)
+		return nil, fmt.Errorf("%w: the file has only %d bytes; a segment has at least %d bytes", errDamaged, size, len(fileHeader)+footerSize)
 	}
 	var head [len(fileHeader)]byte
 	if err := readFull(f, head[:], 0); err != nil {

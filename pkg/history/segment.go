@@ -34,7 +34,7 @@ func openSegment(fs FS, dir, name string) (*segment, error) {
 	m, err := readMeta(f)
 	if err == nil {
 		if num, ok := segmentNumber(name); !ok || num != m.Num {
-			err = fmt.Errorf("%w: the meta belongs to segment %d", errDamaged, m.Num)
+			err = fmt.Errorf("%w: the meta belongs to segment %d, but the file is named %s", errDamaged, m.Num, name)
 		}
 	}
 	var size int64

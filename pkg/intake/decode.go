@@ -161,7 +161,7 @@ func readMessage(b []byte, prefix string, fields []protoField) error {
 			want = protowire.VarintType
 		}
 		if typ != want {
-			return invalid("wrong_type", f.path(prefix), "has the wrong wire type")
+			return invalid("wrong_type", f.path(prefix), fmt.Sprintf("has the protobuf wire type %d, but must have %d", typ, want))
 		}
 		if f.num != nil {
 			if *f.num, n = protowire.ConsumeVarint(b); n < 0 {

@@ -55,7 +55,7 @@ func scanLines(b []byte, i int, f *splitter) error {
 		}
 		end, err := scanReceiver(b, i, 0, f)
 		if err == nil && b[i] == '{' && bytes.IndexByte(b[i:end], '\n') >= 0 {
-			err = badJSON(i, "a receiver must stay on its line")
+			err = badJSON(i, "a receiver must not have a line break in it")
 		}
 		if err != nil {
 			return f.atReceiver(err)
@@ -64,7 +64,7 @@ func scanLines(b []byte, i int, f *splitter) error {
 			end++
 		}
 		if end < len(b) && b[end] != '\n' {
-			return f.atReceiver(badJSON(end, "one receiver per line is expected"))
+			return f.atReceiver(badJSON(end, "a line break is expected after a receiver"))
 		}
 		i = end
 	}
@@ -185,7 +185,7 @@ func checkValue(v []byte) error {
 	dec := jsontext.NewDecoder(bytes.NewReader(v))
 	x, err := dec.ReadValue()
 	if err == nil { // then other data follows the value
-		return badJSON(len(x), "one value is expected")
+		return badJSON(len(x), "nothing may follow the value")
 	}
 	return request.DecodeError(err)
 }
@@ -195,7 +195,7 @@ func columnReceivers(column []byte, count uint32, f *splitter) error {
 	rd := notify.ReadReceivers(column)
 	for r := (notify.Receiver{}); rd.Next(&r); {
 		if r.Index != f.index {
-			return invalid("bad_column", fmt.Sprintf("receivers[%d]", f.index), "indexes must run from 0 to count-1 without gaps")
+			return invalid("bad_column", fmt.Sprintf("receivers[%d]", f.index), fmt.Sprintf("has the index %d; indexes must run from 0 to count-1 without gaps", r.Index))
 		}
 		if r.Address == nil && r.Variables == nil && plainEnd(r.User, 0) == len(r.User) {
 			end := len(column) - len(rd.Rest())

@@ -1,6 +1,7 @@
 package limit
 
 import (
+	"fmt"
 	"math"
 	"time"
 
@@ -26,9 +27,9 @@ func (a Account) validate() error {
 	case a.Name == "":
 		return notify.Invalid("no_name", "accounts.name", "an account needs a name")
 	case !(a.Rate > 0):
-		return notify.Invalid("bad_rate", "accounts.rate", "must be more than 0 messages per second")
+		return notify.Invalid("bad_rate", "accounts.rate", fmt.Sprintf("the rate of the account %q must be more than 0 messages per second, not %g", a.Name, a.Rate))
 	case a.Burst < 0:
-		return notify.Invalid("bad_burst", "accounts.burst", "must not be negative")
+		return notify.Invalid("bad_burst", "accounts.burst", fmt.Sprintf("the burst of the account %q must not be negative, but is %d", a.Name, a.Burst))
 	}
 	return nil
 }

@@ -102,7 +102,7 @@ func (c BreakerConfig) withDefaults() BreakerConfig {
 func (c BreakerConfig) validate() error {
 	switch {
 	case c.Window < 0 || c.OpenFor < 0 || c.MaxOpenFor < 0 || c.ConfigOpenFor < 0 || c.ProbeTimeout < 0:
-		return notify.Invalid("bad_duration", "breaker", "durations must not be negative")
+		return notify.Invalid("bad_duration", "breaker", "window, open_for, max_open_for, config_open_for and probe_timeout must not be negative")
 	case c.MinVolume < 0 || c.AllBad < 0 || c.Probes < 0:
 		return notify.Invalid("bad_count", "breaker", "min_volume, all_bad and probes must not be negative")
 	case !(c.Ratio >= 0 && c.Ratio <= 1):

@@ -43,7 +43,7 @@ func keepConsent(ctx context.Context, r *Run) error {
 		case isRefusal(err):
 			r.abort(err)
 		case time.Since(last) > consentSilence:
-			r.abort(fmt.Errorf("the target did not confirm its load grant for %v: %w", consentSilence, err))
+			r.abort(fmt.Errorf("the target has not confirmed the load grant in the last %v: %w", consentSilence, err))
 		}
 	}
 	// ctx ends because the run was aborted, because everything was sent, or because the user stopped

@@ -53,7 +53,7 @@ func TestLoadEndsWithItsGrant(t *testing.T) {
 			}
 			return nil
 		}},
-		"away": {asked: func(d time.Duration) error { return after(d, at, away) }, last: at + 11*time.Second, why: "the target did not confirm its load grant for 10s: no answer"},
+		"away": {asked: func(d time.Duration) error { return after(d, at, away) }, last: at + 11*time.Second, why: "the target has not confirmed the load grant in the last 10s: no answer"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

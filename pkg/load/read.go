@@ -101,8 +101,11 @@ func checkSize(root *yaml.Node) error {
 		if n.Kind == yaml.AliasNode {
 			n = n.Alias
 		}
-		if left--; left < 0 || len(inside) > deepest || slices.Contains(inside, n) {
-			return notify.Invalid(codeScenario, "", fmt.Sprintf("line %d: YAML aliases contain themselves, or the scenario is too large: it may have at most %d values and %d nested levels", n.Line, most, deepest))
+		if slices.Contains(inside, n) {
+			return notify.Invalid(codeScenario, "", fmt.Sprintf("line %d: a YAML alias is part of the value that it stands for", n.Line))
+		}
+		if left--; left < 0 || len(inside) > deepest {
+			return notify.Invalid(codeScenario, "", fmt.Sprintf("line %d: the scenario is too large; a scenario may have at most %d values and %d nested levels", n.Line, most, deepest))
 		}
 		inside = append(inside, n)
 		for _, child := range n.Content {

@@ -192,7 +192,7 @@ func (r *Run) compile() error {
 		}
 		for _, f := range p.Faults {
 			if f.Process != "" && r.cfg.Process == nil {
-				return notify.Invalid(codeScenario, "faults", "the run did not start notifyd, so it cannot "+f.Process+" its process")
+				return notify.Invalid(codeScenario, "faults", "the run did not start notifyd, so the run cannot "+f.Process+" notifyd")
 			}
 			if f.Action != "" && r.cfg.Actions[f.Action] == nil {
 				return notify.Invalid(codeScenario, "faults", fmt.Sprintf("this run cannot do the action %q", f.Action))

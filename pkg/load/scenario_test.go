@@ -167,7 +167,7 @@ func TestParseRefuses(t *testing.T) {
 		processFaults("{process: kill, at: 5s}, {do: outage}, {process: stop, at: 8s}"):      {"phases[0].faults[2].at", "faults[0]"},
 		processFaults("{process: kill, at: 5s, for: 1s}, {process: stop, at: 4s, for: 2s}"):  {"phases[0].faults[1].at", "faults[0]"},
 		"name: x\nphases: [{name: p, duration: 1s}, {name: p, duration: 1s}]":                {"phases[1].name", "name of two phases"},
-		"name: x\nphases: [{name: p, duration: 1s, steps: [&s {<<: *s, rate: 1}]}]":          {"", "aliases contain themselves"},
+		"name: x\nphases: [{name: p, duration: 1s, steps: [&s {<<: *s, rate: 1}]}]":          {"", "a YAML alias is part of the value that it stands for"},
 		"name: x\nserver: {mode: pipeline, set: {api.listen: \"0.0.0.0:1\"}}\nduration: 1s":  {"server.set", "api.listen cannot be set by a scenario"},
 		"name: x\nserver: {mode: process, set: {providers.apns.url: x}}\nduration: 1s":       {"server.set", "providers.apns.url"},
 		"name: x\nserver: {mode: process, set: {log.listen: x}}\nduration: 1s":               {"server.set", "log.listen"},

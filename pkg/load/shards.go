@@ -242,7 +242,7 @@ func ParseSimulators(text string, client *http.Client) (list []*Simulators, err 
 		case slices.ContainsFunc(list, func(l *Simulators) bool { return l.URL == one }):
 			return nil, notify.Invalid("bad_url", "simulators", fmt.Sprintf("%s is named twice, so its messages would count twice", one))
 		case len(list) == MostShards:
-			return nil, notify.Invalid("bad_url", "simulators", fmt.Sprintf("names more than %d simulators; the maximum is %[1]d", MostShards))
+			return nil, notify.Invalid("bad_url", "simulators", fmt.Sprintf("names more than %d simulators, which is the maximum", MostShards))
 		}
 		list = append(list, &Simulators{URL: one, Client: client})
 	}

@@ -75,8 +75,11 @@ func (t *trace) addLine(words []string) error {
 	}
 	count, size := int64(1), int64(0)
 	if len(words) > 1 {
-		if count, err = strconv.ParseInt(words[1], 10, 64); err != nil || count < 1 || t.fileRequests+count > maxRequests {
-			return fmt.Errorf("%q must be a number of requests, 1 or more; a trace may have at most %d requests", words[1], maxRequests)
+		if count, err = strconv.ParseInt(words[1], 10, 64); err != nil || count < 1 {
+			return fmt.Errorf("%q must be a number of requests, 1 or more", words[1])
+		}
+		if t.fileRequests+count > maxRequests {
+			return fmt.Errorf("with the %d requests of this line the trace has more than %d requests, which is the maximum", count, maxRequests)
 		}
 	}
 	if len(words) > 2 {

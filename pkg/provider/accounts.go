@@ -160,7 +160,7 @@ func (p *accounts) status() (out []AccountStatus) {
 // blocked, or its circuit breaker is open because calls failed or because the provider refused the
 // account. The parameter at is the time at which the first account may be called again.
 func (p *accounts) outOfService(now, at time.Time) error {
-	e := &notify.Error{Kind: notify.KindUnauthorized, Code: p.provider + "_refused", Msg: "the provider refused every account or its settings", RetryAfter: at.Sub(now)}
+	e := &notify.Error{Kind: notify.KindUnauthorized, Code: p.provider + "_refused", Msg: "the provider refused all accounts or their settings", RetryAfter: at.Sub(now)}
 	for _, s := range p.pool.Status(now) {
 		switch {
 		case s.Blocked.After(now):

@@ -65,6 +65,17 @@ func algorithm(pub any) string {
 	return ""
 }
 
+// keyText describes a public key for an error, e.g. "RSA of 1024 bits".
+func keyText(pub any) string {
+	switch k := pub.(type) {
+	case *rsa.PublicKey:
+		return fmt.Sprintf("RSA of %d bits", k.N.BitLen())
+	case *ecdsa.PublicKey:
+		return "ECDSA on the curve " + k.Curve.Params().Name
+	}
+	return fmt.Sprintf("of the type %T", pub)
+}
+
 // parseJWKS returns the keys of a JWK set that can verify a token. It ignores encryption keys, keys
 // without an id, and keys of a type or size that is not supported. It also ignores private and
 // symmetric keys: their secret is published with the set.
@@ -123,7 +134,7 @@ func parsePEM(data []byte) (keySet, error) {
 		}
 		alg := algorithm(pub)
 		if alg == "" {
-			return nil, fmt.Errorf("key of type %T is not supported: use RSA of at least 2048 bits, P-256 or Ed25519", pub)
+			return nil, fmt.Errorf("the key is %s: use RSA of at least 2048 bits, P-256 or Ed25519", keyText(pub))
 		}
 		id, err := thumbprint(pub)
 		if err != nil {

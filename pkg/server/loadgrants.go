@@ -145,7 +145,7 @@ func (m *loadMeters) of(g *api.LoadGrant) *loadMeter {
 // nil, the rate applies to all processes together.
 func (m *loadMeter) take(ctx context.Context, now time.Time, shared SharedTokens, n int) error {
 	if most := api.MostInLoadRequest(m.rate); float64(n) > most {
-		return loadRefused("load_grant_exceeded", fmt.Sprintf("the request has %d messages; this load grant allows at most %.0f in one request, its rate for ten seconds", n, most))
+		return loadRefused("load_grant_exceeded", fmt.Sprintf("the request has %d messages; in one request this load grant allows at most %.0f messages, as many as its rate allows in ten seconds", n, most))
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -91,7 +91,7 @@ func NewSigner(data []byte) (*Signer, error) {
 func signerOf(key crypto.Signer) (*Signer, error) {
 	alg := algorithm(key.Public())
 	if alg == "" {
-		return nil, fmt.Errorf("the key of type %T cannot sign tokens: use P-256, RSA of at least 2048 bits or Ed25519", key)
+		return nil, fmt.Errorf("the key is %s, which cannot sign tokens: use RSA of at least 2048 bits, P-256 or Ed25519", keyText(key.Public()))
 	}
 	kid, err := thumbprint(key.Public())
 	if err != nil {

@@ -73,7 +73,7 @@ func (c *callbackServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 			status = http.StatusRequestEntityTooLarge
 		}
-		http.Error(w, "the body could not be read", status)
+		http.Error(w, "the body could not be read: "+err.Error(), status)
 		return
 	}
 	now := c.s.now()

@@ -2,6 +2,7 @@ package simulator
 
 import (
 	"cmp"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/url"
@@ -155,7 +156,7 @@ func (c Config) validate() error {
 		{"sendgrid.addr", c.SendGrid.Addr}, {"control_addr", c.ControlAddr}, {"callback.addr", c.Callback.Addr},
 	} {
 		if _, _, err := net.SplitHostPort(a.addr); err != nil {
-			return notify.Invalid("bad_address", a.field, "must be host:port")
+			return notify.Invalid("bad_address", a.field, fmt.Sprintf("must be host:port, not %q", a.addr))
 		}
 	}
 	for _, l := range []struct {

@@ -150,7 +150,7 @@ func (r *Rule) validate() error {
 	case Fail, Gateway:
 		return r.validateFail()
 	}
-	return notify.Invalid("bad_action", "do", fmt.Sprintf("%q is not an action", r.Do))
+	return notify.Invalid("bad_action", "do", fmt.Sprintf("%q is not an action; notifyctl sim rule add --help explains the actions", r.Do))
 }
 
 func (r *Rule) validateFail() error {
@@ -165,7 +165,7 @@ func (r *Rule) validateFail() error {
 		r.Status = intOr(r.Status, status)
 	}
 	if r.Status < 400 || r.Status > 599 {
-		return notify.Invalid("bad_status", "status", "the status of an error must be from 400 to 599")
+		return notify.Invalid("bad_status", "status", fmt.Sprintf("the status of an error must be from 400 to 599, not %d", r.Status))
 	}
 	return nil
 }

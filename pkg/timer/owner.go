@@ -14,10 +14,10 @@ import (
 // The reasons why a tenure ended.
 var (
 	errExpired    = errors.New("the lease could not be renewed in time")
-	errLeaseGone  = errors.New("another engine has the lease")
-	errStale      = errors.New("another engine has taken the shard over")
+	errLeaseGone  = errors.New("another process has the lease")
+	errStale      = errors.New("another process has taken the shard over")
 	errClock      = errors.New("this machine's clock differs too much from the servers' clocks")
-	errHandedOver = errors.New("the shard was handed over to another engine")
+	errHandedOver = errors.New("the shard was handed over to another process")
 	errNoStore    = errors.New("the store did not answer while the shard was being taken over")
 )
 

@@ -132,7 +132,7 @@ func (j *createJSON) decodePayload() ([]byte, engine.PayloadForm, error) {
 func secondsToDuration(field string, seconds float64) (time.Duration, error) {
 	const most = 100 * 366 * 24 * 3600
 	if seconds < 0 || seconds > most || math.IsNaN(seconds) {
-		return 0, notify.Invalid("out_of_range", field, "must be a number of seconds from 0 to a hundred years")
+		return 0, notify.Invalid("out_of_range", field, fmt.Sprintf("must be from 0 seconds to a hundred years, not %g seconds", seconds))
 	}
 	// Subtract a thousandth of a millisecond, so that a rounding error of the float does not add a
 	// millisecond.

@@ -180,7 +180,7 @@ func (c *cluster) checkCopies(ctx context.Context) {
 	}
 	found := rig.Must(cassandra.Doctor(ctx, o.CassandraConfig(cassandraTimeout)))
 	want3 := fmt.Sprintf("%d replicas on %d nodes", o.Nodes, o.Nodes)
-	right := false
+	replication := ""
 	for _, f := range found {
 		if f.Check == "replication" || f.Check == "consistency" {
 			fmt.Printf("cassandra: %s\n", f.Detail)
@@ -188,9 +188,11 @@ func (c *cluster) checkCopies(ctx context.Context) {
 		if f.Level == "fail" {
 			panic(fmt.Errorf("cassandra: %s: %s", f.Check, f.Detail))
 		}
-		right = right || f.Check == "replication" && f.Detail == want3
+		if f.Check == "replication" && replication != want3 {
+			replication = f.Detail
+		}
 	}
-	if !right {
-		panic(fmt.Errorf("cassandra must have %s", want3))
+	if replication != want3 {
+		panic(fmt.Errorf("cassandra must have %s, but has %q", want3, replication))
 	}
 }

@@ -61,7 +61,7 @@ func leaderKilled(ctx context.Context, c *cluster) (r outcome) {
 func (c *cluster) shardCount(ctx context.Context) int {
 	m, err := c.processesOf("scheduler")[0].Metrics(ctx)
 	if err == nil && m["notifyd_timer_shards"] < 1 {
-		err = fmt.Errorf("the metric notifyd_timer_shards of a scheduler is below 1")
+		err = fmt.Errorf("the metric notifyd_timer_shards of a scheduler must be 1 or more, but is %v", m["notifyd_timer_shards"])
 	}
 	rig.Ok(err)
 	return int(m["notifyd_timer_shards"])

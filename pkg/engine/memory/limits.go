@@ -39,7 +39,7 @@ func (l *Limits) Take(ctx context.Context, name string, n int, rate float64, bur
 		return 0, 0, err
 	}
 	if n < 0 || burst < 1 || math.IsNaN(rate) {
-		return 0, 0, notify.Invalid("bad_limit", "burst", fmt.Sprintf("the burst of a bucket must be at least 1, its rate a number, and n at least 0; the burst is %d, the rate %g, n is %d", burst, rate, n))
+		return 0, 0, notify.Invalid("bad_limit", "burst", fmt.Sprintf("the burst of a bucket must be at least 1, its rate a number, and the number of tokens to take at least 0; the burst is %d, the rate %g, the number of tokens %d", burst, rate, n))
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -69,10 +69,10 @@ func schemaError(code, msg string) error {
 }
 
 // regressedError makes the error that Changes returns if the server has lost versions that
-// Changes had returned.
-func regressedError(seen, now int64) error {
+// Changes had returned. The parameter lowest is the version to which the server went back.
+func regressedError(seen, lowest int64) error {
 	return &notify.Error{
 		Kind: notify.KindUnavailable, Code: engine.CodeRegressed, RetryAfter: retryAfter,
-		Msg: fmt.Sprintf("PostgreSQL has lost changes that it had acknowledged (a process has read version %d, but the latest version is now %d): a standby without these changes has become the primary", seen, now),
+		Msg: fmt.Sprintf("PostgreSQL has lost changes that it had acknowledged (a process has read the profiles up to version %d, but PostgreSQL went back to version %d): a standby without these changes has become the primary", seen, lowest),
 	}
 }

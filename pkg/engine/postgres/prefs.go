@@ -175,8 +175,12 @@ func (p *Prefs) Changes(ctx context.Context, since uint64, max int) (out []engin
 func (p *Prefs) checkCounter(now counter) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if now.value < p.lastSeen.value || now.timeline != p.lastSeen.timeline && now.began < p.lastSeen.value {
-		return regressedError(p.lastSeen.value, now.value)
+	lowest := now.value
+	if now.timeline != p.lastSeen.timeline {
+		lowest = min(lowest, now.began)
+	}
+	if lowest < p.lastSeen.value {
+		return regressedError(p.lastSeen.value, lowest)
 	}
 	p.lastSeen = now
 	return nil

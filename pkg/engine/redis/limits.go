@@ -59,7 +59,7 @@ return 1`)
 // notify.KindInvalid if n is negative, burst is less than 1 or rate is not a number.
 func (l Limits) Take(ctx context.Context, bucket string, n int, rate float64, burst int) (got int, wait time.Duration, err error) {
 	if n < 0 || burst < 1 || math.IsNaN(rate) {
-		return 0, 0, notify.Invalid("bad_limit", "burst", fmt.Sprintf("the burst of a bucket must be at least 1, its rate a number, and n at least 0; the burst is %d, the rate %g, n is %d", burst, rate, n))
+		return 0, 0, notify.Invalid("bad_limit", "burst", fmt.Sprintf("the burst of a bucket must be at least 1, its rate a number, and the number of tokens to take at least 0; the burst is %d, the rate %g, the number of tokens %d", burst, rate, n))
 	}
 	rate = min(max(rate, 0), 1e15) // tonumber of Lua cannot read an infinite rate
 	v, err := l.s.run(ctx, takeTokens, []string{l.s.key("bucket:" + bucket)}, n, strconv.FormatFloat(rate, 'g', -1, 64), burst)

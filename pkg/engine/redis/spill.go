@@ -82,7 +82,7 @@ func (p Spill) Push(ctx context.Context, recs []engine.Spilled, limit int64) err
 		return err
 	}
 	if !before.Always() && before.Replicas == 0 {
-		return notDurable(errors.New("redis has no replica and appendfsync is not always"))
+		return notDurable(errors.New("redis has no replica and does not fsync every write: this needs appendonly yes, appendfsync always and no-appendfsync-on-rewrite no"))
 	}
 	size := int64(0)
 	args := []any{p.s.clockArg(), limit, 0}
@@ -117,13 +117,14 @@ func (p Spill) Push(ctx context.Context, recs []engine.Spilled, limit int64) err
 	} else if n == 0 {
 		return &notify.Error{Kind: notify.KindUnavailable, Code: "spill_full", Msg: "the spill buffer is full", RetryAfter: retryAfter}
 	}
-	after := Durability{}
 	if settings != nil {
-		after.readSettings(settings.Val())
-	} else if asInt(confirmed.Val()) > 0 {
+		after := Durability{}
+		if after.readSettings(settings.Val()); !after.Always() {
+			return notDurable(errors.New("redis does not fsync every write any more: its settings were changed while the records were written"))
+		}
 		return nil
 	}
-	if !after.Always() {
+	if asInt(confirmed.Val()) <= 0 {
 		return notDurable(errors.New("no replica of redis confirmed the records in time"))
 	}
 	return nil

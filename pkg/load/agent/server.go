@@ -50,8 +50,12 @@ func (s *Server) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		// A web page in a browser on this machine can send requests to the agent, too. The browser
 		// adds an Origin header to such requests.
-		if s.Loopback && !notify.LoopbackHost(r.Host) || r.Header.Get("Origin") != "" {
-			refuse(w, &notify.Error{Kind: notify.KindForbidden, Code: "bad_host", Msg: "the agent accepts no requests from browsers, and without TLS only requests for localhost or a loopback address"})
+		if r.Header.Get("Origin") != "" {
+			refuse(w, &notify.Error{Kind: notify.KindForbidden, Code: "bad_host", Msg: "the agent accepts no requests from browsers"})
+			return
+		}
+		if s.Loopback && !notify.LoopbackHost(r.Host) {
+			refuse(w, &notify.Error{Kind: notify.KindForbidden, Code: "bad_host", Msg: "without TLS the agent accepts only requests whose host is localhost or a loopback address"})
 			return
 		}
 		mux.ServeHTTP(w, r)
@@ -88,7 +92,7 @@ func readJSON(w http.ResponseWriter, r *http.Request, into any) error {
 		return notify.Invalid(api.CodeMalformed, "", "the body ended early")
 	}
 	if len(b) > maxRequest {
-		return &notify.Error{Kind: notify.KindTooLarge, Code: "body_too_large", Msg: fmt.Sprintf("the body must have at most %d bytes", maxRequest)}
+		return &notify.Error{Kind: notify.KindTooLarge, Code: "body_too_large", Msg: fmt.Sprintf("the body has more than %d bytes, which is the maximum", maxRequest)}
 	}
 	if err := json.Unmarshal(b, into); err != nil {
 		return notify.Invalid("bad_json", "", "the body is not valid JSON for this request: "+err.Error())

@@ -266,7 +266,7 @@ func Decode(in io.Reader) (*load.Result, error) {
 		return nil, err
 	}
 	if len(raw) > maxResult {
-		return nil, notify.Invalid("bad_result", "", fmt.Sprintf("the result must have at most %d bytes", maxResult))
+		return nil, notify.Invalid("bad_result", "", fmt.Sprintf("the result has more than %d bytes, which is the maximum", maxResult))
 	}
 	r := &load.Result{}
 	dec := json.NewDecoder(bytes.NewReader(raw))

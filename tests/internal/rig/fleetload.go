@@ -284,7 +284,7 @@ func Delivered(ctx context.Context, cl *api.Client, id string) error {
 			return false, err
 		}
 		if s, _ := notify.ParseState(st.Status); s.Terminal() && st.Status != "DELIVERED" {
-			return false, fmt.Errorf("%s is %s", id, st.Status)
+			return false, fmt.Errorf("the notification %s must be DELIVERED, but is %s", id, st.Status)
 		}
 		return st.Status == "DELIVERED", nil
 	})
