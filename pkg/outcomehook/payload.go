@@ -105,7 +105,7 @@ func readTold(body []byte, fits func(*Payload) bool) (p Payload, err error) {
 		err = notify.Invalid("bad_payload", "last", "the payload does not begin at the expected outcome")
 	}
 	if err != nil {
-		err = fmt.Errorf("outcomehook: a trigger with this id exists, but it does not contain the expected outcomes: %w", err)
+		err = fmt.Errorf("outcomehook: the trigger that should report the outcomes already exists, but does not contain them: %w", err)
 	}
 	return p, err
 }

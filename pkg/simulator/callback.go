@@ -94,8 +94,8 @@ func (c *callbackServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if got.Signature == SignatureBad && c.strict.Load() {
 		a.status, a.body = http.StatusUnauthorized, []byte(`{"error":"bad signature"}`+"\n")
 	}
-	// In rules for callbacks, Account means the path of the URL, and Prefix and ID mean the trigger
-	// id.
+	// A Rule for callbacks compares its field Account with the path of the URL, and its fields
+	// Prefix and ID with the id of the trigger.
 	p := c.s.rules.decide(&providerCall{provider: Callback, account: r.URL.Path, receivers: []receiver{{address: got.ID, id: got.ID}}})
 	silent := false
 	if f := p.fault; f != nil {

@@ -128,7 +128,7 @@ func (c DispatcherConfig) validate() error {
 	case c.Triggers == nil || c.Callers == nil || c.Queue == nil || c.Later == nil || c.Dead == nil || c.Egress == nil:
 		return errors.New("trigger: Triggers, Callers, Queue, Later, Dead and Egress are required")
 	case c.Lease < c.Egress.cfg.Timeout+5*time.Second:
-		return errors.New("trigger: Lease must be at least the egress's timeout plus 5 s, because a call must end within its claim")
+		return errors.New("trigger: Lease must be at least the egress's timeout plus 5 s, because a call must end before its claim expires")
 	case c.Hold > engine.MaxQueueDelay:
 		return errors.New("trigger: Hold must be at most 15 minutes, the longest delay of a message in a queue")
 	}

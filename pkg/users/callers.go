@@ -79,7 +79,8 @@ func (c *Callers) readStore(ctx context.Context, id string) (engine.Caller, bool
 	case notify.KindOf(err) != notify.KindUnavailable:
 		c.storeDown = false
 	case ctx.Err() == nil:
-		// Take the time after the read: a read may need longer than callerAge to fail.
+		// Take the time after the failed read, not before it. A read may need longer than callerAge
+		// to fail, and then the next read would start at once.
 		c.storeDown, c.lastFailure = true, time.Now()
 	}
 	return got, ok, err
