@@ -326,8 +326,8 @@ type UserVersion struct {
 	Version uint64 `json:"version"`
 }
 
-// DeadLetter is a notification that failed for good, or of which notifyd does not know whether it
-// arrived.
+// DeadLetter is a notification that failed for good, or that is UNKNOWN: notifyd cannot say whether
+// it arrived.
 type DeadLetter struct {
 	NotificationID string         `json:"notification_id"`
 	Epoch          uint16         `json:"epoch"`

@@ -35,6 +35,7 @@
 // older than Config.After. A receipt that arrives later is not in the archive. If a receiver has no
 // final state at that time, the archive contains its state of that time.
 //
-// Start reading at Archiver.Once in archiver.go. files.go writes and reads the files. progress.go
-// reports to the removal of old records what is archived.
+// Start reading at Archiver.Once in archiver.go. lines.go collects the lines of dead letters and
+// outcomes. files.go writes and reads the files. progress.go reports to the removal of old records
+// what is archived.
 package archive

@@ -197,7 +197,7 @@ func (p *promises) closeFiles() {
 	}
 	for i := range p.files.parts {
 		if f := p.files.parts[i].f; f != nil {
-			_ = f.Close() // nobody reads the rows any more
+			_ = f.Close() // the rows are not needed any more
 		}
 	}
 	p.files = nil

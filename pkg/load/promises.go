@@ -220,9 +220,9 @@ func (p *promises) countJoined() (delivered, repeated int64, examples []string) 
 	return p.delivered, p.repeated, slices.Clone(p.examples)
 }
 
-// eachUnfinished calls f with each promise of which at least one message has not arrived, until f
-// returns false. It also calls f with each fan-out that arrived at several ledgers, because some of
-// its messages may have arrived twice. The caller must call joinFiles first.
+// eachUnfinished calls f with each promise that still misses messages, until f returns false. It
+// also calls f with each fan-out that arrived at several ledgers, because some of its messages may
+// have arrived twice. The caller must call joinFiles first.
 func (p *promises) eachUnfinished(f func(b notify.Base, one *promise) bool) error {
 	p.joining.Lock()
 	defer p.joining.Unlock()

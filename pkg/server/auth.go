@@ -49,7 +49,7 @@ type AuthConfig struct {
 	Now        func() time.Time // default time.Now
 }
 
-// KeySources returns the values of those settings for a source of keys that are not empty.
+// KeySources returns the settings JWKSURL, JWKSFile, KeyFile and SecretFile, without empty ones.
 func (c *AuthConfig) KeySources() []string {
 	return slices.DeleteFunc([]string{c.JWKSURL, c.JWKSFile, c.KeyFile, c.SecretFile}, func(s string) bool { return s == "" })
 }

@@ -109,8 +109,8 @@ func TestRetryAfter(t *testing.T) {
 	})
 }
 
-// After any answer other than 2xx the call is tried again. The answers 410 and those that the
-// caller's record names are final.
+// After any answer other than 2xx the call is tried again. Final are only 410 and the
+// statuses in the record of the caller.
 func TestFinalAnswers(t *testing.T) {
 	in(t, func(t *testing.T) {
 		p := newPlant(t, nil)
