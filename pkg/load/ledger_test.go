@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -207,6 +208,42 @@ func TestEndCostsTheRunAlone(t *testing.T) {
 		for _, m := range res.Markers {
 			if m.At > 10*time.Second {
 				t.Errorf("a mark at %v: %s", m.At, m.Text)
+			}
+		}
+	})
+}
+
+// TestRunClosesItsFiles checks that a run whose promises did not fit into memory leaves no file open.
+func TestRunClosesItsFiles(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n, lost = 300, 10 // the lost messages are the promises that remain
+		p := &providers{n: n, lose: lost, full: time.Now().Add(time.Second)}
+		var r *Run
+		var files []*os.File
+		r, err := New(SingleStep("t", 3*time.Second, Step{Rate: 100}), Config{
+			Target: p.target(), Ledger: NewShards(&Simulators{URL: "http://ledger", Client: &http.Client{Transport: p}}), Memory: 1,
+			Observe: func(*Snapshot) {
+				r.promised.joining.Lock()
+				defer r.promised.joining.Unlock()
+				if r.promised.files == nil {
+					return
+				}
+				for i := range r.promised.files.parts {
+					if f := r.promised.files.parts[i].f; f != nil {
+						files = append(files, f)
+					}
+				}
+			},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if res, err := r.Run(t.Context()); err != nil || res.Ledger.Delivered != n-lost || len(files) == 0 {
+			t.Fatalf("%v, %d files", err, len(files))
+		}
+		for _, f := range files {
+			if _, err := f.Stat(); !errors.Is(err, os.ErrClosed) {
+				t.Fatalf("a file is open after the run: %v", err)
 			}
 		}
 	})
